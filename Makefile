@@ -1,0 +1,34 @@
+# `make demo` and `make test` need nothing but make, Python >= 3.11 and a package index.
+
+PYTHON ?= $(shell command -v python3.11 2>/dev/null || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test check format clean
+
+demo: $(INSTALLED)
+	$(BIN)/lowtide optimize unet:batch=8,size=128,width=16,mode=train --memory 50% --report report.html
+
+test: check
+	$(BIN)/python -m pytest -q
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The source is installed in place, so only a change of the requirements installs again.
+$(INSTALLED): requirements-dev.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Lowtide needs Python 3.11 or later, this is " + sys.version if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -r requirements-dev.txt
+	$(BIN)/python -m pip install --no-deps --editable .
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis report.html
