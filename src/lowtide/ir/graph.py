@@ -255,6 +255,15 @@ class Graph:
         return MappingProxyType({node: tuple(after) for node, after in found.items()})
 
     @cached_property
+    def memo(self) -> dict[object, object]:
+        """What analyses have derived from this graph alone, by the analysis that did; dies with the graph.
+
+        For indices that do not depend on an order, and only for those: nothing here is a fact of
+        the program.
+        """
+        return {}
+
+    @cached_property
     def resident_bytes(self) -> int:
         """Bytes of the storages that the caller owns: weights, buffers, state, arguments."""
         return sum(storage.nbytes for storage in self.storages.values() if storage.role.resident)
