@@ -1,0 +1,1 @@
+"""Graph transformations: match, legality, rewrite and predicted effect, one idea a file."""
