@@ -21,7 +21,7 @@ from __future__ import annotations
 from lowtide.ir.graph import Graph, Node, Role, TensorMeta, Value
 from lowtide.ir.ops import Aten
 
-__all__ = ["INPLACE", "covers_storage", "donors", "private_storages"]
+__all__ = ["INPLACE", "covers_storage", "donors"]
 
 # fmt: off
 INPLACE: frozenset[str] = frozenset(
@@ -48,7 +48,31 @@ INPLACE: frozenset[str] = frozenset(
 # fmt: on
 
 
-def private_storages(graph: Graph) -> frozenset[int]:
+def donors(graph: Graph) -> dict[int, tuple[int, ...]]:
+    """Node id -> storages that its single output may take over if they die there, in input order.
+
+    Nodes without any are absent.  What depends on the order (whether they die there) is left to the
+    caller.
+    """
+    private = _private_storages(graph)
+    found = {}
+    for node in graph.nodes:
+        if _may_overwrite(node):
+            out = graph.values[node.outputs[0]]
+            windows = [graph.values[value] for value in node.inputs]
+            if out.storage in private and (takes := _matching(graph, out, windows, private)):
+                found[node.id] = takes
+    return found
+
+
+def _may_overwrite(node: Node) -> bool:
+    if len(node.outputs) != 1 or node.writes or not isinstance(node.op, Aten):
+        return False
+    namespace, name, *_ = node.op.overload.split(".")
+    return namespace == "aten" and name in INPLACE
+
+
+def _private_storages(graph: Graph) -> frozenset[int]:
     """Storages that the graph alone uses: neither the caller's nor handed to the caller."""
     shared = {graph.values[value].storage for value in (*graph.inputs, *graph.outputs)}
     return frozenset(
@@ -60,32 +84,16 @@ def private_storages(graph: Graph) -> frozenset[int]:
     )
 
 
-def donors(graph: Graph, node: Node, private: frozenset[int]) -> tuple[int, ...]:
-    """Storages that the single output of `node` may take over if they die at `node`, in input order.
-
-    `private` is `private_storages(graph)`.  What depends on the order (whether they die there) is
-    left to the caller.
-    """
-    if len(node.outputs) != 1 or node.writes or not isinstance(node.op, Aten):
-        return ()
-    namespace, name, *_ = node.op.overload.split(".")
-    if namespace != "aten" or name not in INPLACE:
-        return ()
-    out = graph.values[node.outputs[0]]
-    windows = [graph.values[value] for value in node.inputs]
+def _matching(graph: Graph, out: Value, windows: list[Value], private: frozenset[int]) -> tuple[int, ...]:
+    """Private storages whose every window among `windows` is all of the storage, laid out as `out`."""
+    differs = {window.storage for window in windows if window.meta != out.meta or window.offset}
     given = dict.fromkeys(window.storage for window in windows)
-    if out.storage not in private or out.storage in given or not covers_storage(graph, out):
+    same = [storage for storage in given if storage in private and storage not in differs]
+    if not same or out.storage in given or not covers_storage(graph, out):
         return ()
-    return tuple(storage for storage in given if storage in private and _same(graph, storage, windows, out))
-
-
-def _same(graph: Graph, storage: int, windows: list[Value], out: Value) -> bool:
-    """Whether every window on `storage` is all of it, laid out as `out` is."""
-    return all(
-        window.meta == out.meta and covers_storage(graph, window)
-        for window in windows
-        if window.storage == storage
-    )
+    # The windows have the strides of `out`, which is dense, so equal sizes are equal bytes.
+    nbytes = graph.storages[out.storage].nbytes
+    return tuple(storage for storage in same if graph.storages[storage].nbytes == nbytes)
 
 
 def covers_storage(graph: Graph, value: Value) -> bool:

@@ -22,12 +22,12 @@ Not done.  Offsets (`lowtide.place`), tiers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from lowtide.analysis.facts import Facts, fresh_outputs
-from lowtide.analysis.inplace import INPLACE, donors, private_storages
+from lowtide.analysis.inplace import INPLACE, donors
 from lowtide.ir.graph import Graph, Role
 
 __all__ = ["INPLACE", "Buffer", "Kind", "lifetimes"]
@@ -61,14 +61,6 @@ class _Fresh:
     is_output: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Index:
-    """What the lifetimes of a graph share in every order, by node id."""
-
-    fresh: dict[int, tuple[_Fresh, ...]]
-    donors: dict[int, tuple[int, ...]]
-
-
 class _Draft:
     """A Buffer that may still be taken over."""
 
@@ -95,16 +87,17 @@ def lifetimes(graph: Graph, order: Sequence[int], facts: Facts, inplace: bool = 
     step = {node: k for k, node in enumerate(order)}
     if len(order) != len(graph.nodes) or step.keys() != graph.node.keys():
         raise ValueError(f"the order names {len(order)} nodes, the graph has {len(graph)}: name each once")
-    index = _index(graph)
+    fresh_of = _fresh_of(graph)
+    donors_of = _donors_of(graph) if inplace else {}
     drafts: list[_Draft] = []
     draft_of: dict[int, _Draft] = {}
     for k, node in enumerate(order):
         made = 0
-        for fresh in index.fresh.get(node, ()):
+        for fresh in fresh_of.get(node, ()):
             nbytes = _true_bytes(fresh, node, facts)
             made += nbytes
             stop = len(order) if fresh.is_output else max([step[user] for user in fresh.users]) + 1
-            donor = _dying(index, node, k, nbytes, draft_of) if inplace else None
+            donor = _dying(donors_of.get(node, ()), k, nbytes, draft_of)
             if donor is None:
                 donor = _Draft((), nbytes, k, stop, "output" if fresh.is_output else "value")
                 drafts.append(donor)
@@ -128,38 +121,48 @@ def _true_bytes(fresh: _Fresh, node: int, facts: Facts) -> int:
     return max([sizes[position] for position in fresh.positions])
 
 
-def _dying(index: _Index, node: int, k: int, nbytes: int, draft_of: dict[int, _Draft]) -> _Draft | None:
-    """The first Buffer of equal size that an input of `node` leaves behind at step k."""
-    for storage in index.donors.get(node, ()):
+def _dying(takes: Iterable[int], k: int, nbytes: int, draft_of: Mapping[int, _Draft]) -> _Draft | None:
+    """The first Buffer of equal size among the storages `takes` that dies at step k."""
+    for storage in takes:
         draft = draft_of.get(storage)
         if draft is not None and draft.stop == k + 1 and draft.nbytes == nbytes:
             return draft
     return None
 
 
-def _index(graph: Graph) -> _Index:
-    found = graph.memo.get(_Index)
-    if not isinstance(found, _Index):
-        found = graph.memo[_Index] = _build_index(graph)
-    return found
+def _fresh_of(graph: Graph) -> dict[int, tuple[_Fresh, ...]]:
+    """Node id -> the storages it makes; indexed once per graph."""
+    found = graph.memo.get(_fresh_of)
+    if found is None:
+        found = graph.memo[_fresh_of] = _index_fresh(graph)
+    return cast("dict[int, tuple[_Fresh, ...]]", found)
 
 
-def _build_index(graph: Graph) -> _Index:
+def _donors_of(graph: Graph) -> dict[int, tuple[int, ...]]:
+    """Node id -> the storages its output may take over; indexed once per graph."""
+    found = graph.memo.get(_donors_of)
+    if found is None:
+        found = graph.memo[_donors_of] = donors(graph)
+    return cast("dict[int, tuple[int, ...]]", found)
+
+
+def _index_fresh(graph: Graph) -> dict[int, tuple[_Fresh, ...]]:
+    values = graph.values
     users: dict[int, dict[int, None]] = {storage: {} for storage in graph.storages}
     for node in graph.nodes:
         for value in (*node.inputs, *node.outputs):
-            users[graph.values[value].storage][node.id] = None
-    handed_out = {graph.values[value].storage for value in graph.outputs}
-    private = private_storages(graph)
-    fresh: dict[int, tuple[_Fresh, ...]] = {}
-    takes: dict[int, tuple[int, ...]] = {}
+            users[values[value].storage][node.id] = None
+    handed_out = {values[value].storage for value in graph.outputs}
+    found = {}
     for node in graph.nodes:
-        made = []
-        for storage, positions in fresh_outputs(graph, node).items():
-            is_output = storage in handed_out or graph.storages[storage].role is Role.OUTPUT
-            made.append(_Fresh(storage, positions, tuple(users[storage]), is_output))
-        if made:
-            fresh[node.id] = tuple(made)
-        if found := donors(graph, node, private):
-            takes[node.id] = found
-    return _Index(fresh, takes)
+        if made := fresh_outputs(graph, node):
+            found[node.id] = tuple(
+                _Fresh(
+                    storage,
+                    positions,
+                    tuple(users[storage]),
+                    storage in handed_out or graph.storages[storage].role is Role.OUTPUT,
+                )
+                for storage, positions in made.items()
+            )
+    return found
