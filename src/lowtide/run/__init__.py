@@ -1,0 +1,1 @@
+"""Running a graph: the reference executor, the arena executor, measuring and checking."""
