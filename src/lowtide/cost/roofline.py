@@ -73,7 +73,9 @@ def node_flops(graph: Graph, node: Node) -> int:
     outputs = [_blank(graph.values[value]) for value in node.outputs]
     if formula is None:
         return sum(out.numel() for out in outputs)
-    args, kwargs = substitute(node.op, [_blank(graph.values[value]) for value in node.inputs])
+    inputs = [_blank(graph.values[value]) for value in node.inputs]
+    args = [substitute(arg, inputs) for arg in node.op.args]
+    kwargs = {name: substitute(arg, inputs) for name, arg in node.op.kwargs}
     result: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
     return int(formula(*args, **kwargs, out_val=result))
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.analysis.facts import Facts, fresh_bytes, workspace_bytes
-from lowtide.analysis.inplace import donors, private_storages
+from lowtide.analysis.inplace import donors
 from lowtide.ir import Graph, Node
 from lowtide.ir.random import is_random
 
@@ -102,8 +102,8 @@ def build_mirror(
     for index, row in enumerate(made):
         owner[row] = index
     reads = [[number[s] for s in _storages(graph, node) if s in number] for node in nodes]
-    private = private_storages(graph)
-    reuse = [[number[s] for s in donors(graph, node, private)] for node in nodes]
+    takes = donors(graph)
+    reuse = [[number[s] for s in takes.get(node.id, ())] for node in nodes]
     read_start, read_flat = _ragged(reads)
     made_start, made_flat = _ragged(made)
     reuse_start, reuse_in = _ragged(reuse)
