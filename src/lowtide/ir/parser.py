@@ -154,6 +154,14 @@ class _Operands:
             self.marked[value] = None
         return Ref(len(self.inputs) - 1)
 
+    def read_once(self, cursor: _Cursor) -> Ref:
+        """As `read`, but a value that is mentioned again is the same input."""
+        ref = self.read(cursor)
+        first = self.inputs.index(self.inputs[ref.index])
+        if first < ref.index:
+            self.inputs.pop()
+        return Ref(first)
+
 
 class _GraphReader:
     """Reads one graph or body."""
@@ -322,7 +330,7 @@ class _GraphReader:
         cursor = self.cursor
         word = cursor.next
         if word.kind == "value":
-            return operands.read(cursor)
+            return operands.read_once(cursor)
         if word.kind == "ref":
             return Ref(cursor.take("ref").number)
         if word.kind == "string":

@@ -19,8 +19,9 @@ Method.  One line per node, defaults left out; `parse_graph` (in `lowtide.ir.par
 Left out is what follows from the rest: the node id that equals its first output (without outputs:
 the next unused number), a storage that equals its value's id, its size when the value just covers
 it, strides of a contiguous tensor, the roles `input` of an input and `temp` of a result.  Otherwise
-they are written: ``n12:``, ``@s3+0``, ``64B``, ``f32[8,16](1,8)``, ``param``.  Arguments name values; a
-node whose inputs are not its arguments in order is written ``aten.mul.Tensor($0, $0) <- (%4)``.
+they are written: ``n12:``, ``@s3+0``, ``64B``, ``f32[8,16](1,8)``, ``param``.  Arguments name values, and
+the inputs are the distinct ones in order; a node with other inputs is written
+``aten.mul.Tensor($1, $0) <- (%4, %5)``.
 
     %5: f32[8,4] = fused "kernel"(%1, %2) {          inputs bind by position to the body's
       input %0: f32[8,4] temp
@@ -148,7 +149,7 @@ def _spell_op(node: Node) -> str:
 
 def _spell_aten(op: Aten, names: list[str]) -> str:
     refs = (*refs_in(op.args), *(index for _, arg in op.kwargs for index in refs_in(arg)))
-    in_order = refs == tuple(range(len(names)))
+    in_order = tuple(dict.fromkeys(refs)) == tuple(range(len(names))) and len(set(names)) == len(names)
 
     def spell_ref(ref: Ref) -> str:
         return names[ref.index] if in_order else f"${ref.index}"
