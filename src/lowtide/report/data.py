@@ -1,0 +1,242 @@
+"""What a report shows, as plain frozen data.
+
+Problem.  A report is read on another machine, months later, by someone who has neither the model nor
+this process.  So everything that the page shows is taken out of the compiler's own objects first.
+
+Method.  `ReportData` holds names, numbers and tuples of them; no tensor, graph or plan is reachable from
+it.  The page (`lowtide.report.page`) and the text (`lowtide.report.text`) read nothing else, which also
+lets a test make one by hand.
+
+Invariants.  Bytes are integers, times are seconds, spans are half-open steps.  A number that was not
+taken is None, never 0.  Measured and predicted figures are separate fields.  A `Curve` has one entry per
+step of the order, and a `Block`'s span counts steps of the plan's curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+__all__ = [
+    "Block",
+    "Curve",
+    "Figures",
+    "Floor",
+    "Holder",
+    "Iteration",
+    "Limit",
+    "Move",
+    "Point",
+    "ReportData",
+    "Resident",
+    "SearchRecord",
+    "Step",
+    "Verdict",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One column of the comparison: what a step takes, measured or predicted."""
+
+    peak_bytes: int | None = None
+    resident_bytes: int | None = None
+    arena_bytes: int | None = None
+    rss_peak_bytes: int | None = None
+    latency_s: float | None = None
+
+    @property
+    def above_bytes(self) -> int | None:
+        """Peak above the step's start."""
+        if self.peak_bytes is None or self.resident_bytes is None:
+            return None
+        return self.peak_bytes - self.resident_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What was asked for; `asked` is the user's spelling ("50%", "1.10x")."""
+
+    memory_bytes: int | None = None
+    latency_ratio: float | None = None
+    asked: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the limit is met when run, and what the numbers were compared with.
+
+    `against` is eager, reference, scaled or none.
+    """
+
+    met: bool
+    against: str = "none"
+    max_rel_error: float | None = None
+    bit_equal: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of an order: the live bytes above the resident ones while its node runs."""
+
+    above_bytes: int
+    operator: str
+    module: str = ""
+    source: str = ""
+    phase: str = "forward"
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Live bytes per step of one order."""
+
+    steps: tuple[Step, ...]
+    resident_bytes: int
+
+    @property
+    def peak_step(self) -> int:
+        """The first step with the most live bytes; 0 for an empty curve."""
+        return max(range(len(self.steps)), key=lambda i: self.steps[i].above_bytes, default=0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most live bytes, resident ones included."""
+        return self.resident_bytes + max((step.above_bytes for step in self.steps), default=0)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the steps' durations are known."""
+        return any(step.seconds > 0 for step in self.steps)
+
+    def edges(self, timed: bool) -> tuple[float, ...]:
+        """Where each step begins and the last one ends, in seconds or in steps."""
+        widths: Sequence[float] = [step.seconds if timed else 1.0 for step in self.steps]
+        return tuple(accumulate(widths, initial=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A buffer of the plan: bytes ``[offset, offset + nbytes)`` during steps ``[start, stop)``.
+
+    `kind` is one of saved (made in the forward pass, read in the backward), forward, recomputed,
+    backward, workspace, output.
+    """
+
+    start: int
+    stop: int
+    offset_bytes: int
+    nbytes: int
+    label: str
+    module: str = ""
+    source: str = ""
+    kind: str = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A buffer that is alive at a peak; `label` is the operator that made it."""
+
+    nbytes: int
+    label: str
+    module: str = ""
+    source: str = ""
+    kind: str = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes that the caller owns before, during and after the step, by role."""
+
+    role: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One applied transformation, what it saved of the peak and what it costs per step."""
+
+    kind: str
+    where: str
+    source: str = ""
+    saved_bytes: int | None = None
+    cost_s: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The bytes under which no plan of these moves can go, and the node that makes them.
+
+    `parts` are what the node needs at once, resident bytes apart, as (what, bytes).
+    """
+
+    nbytes: int
+    operator: str = ""
+    module: str = ""
+    source: str = ""
+    parts: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of the memory / latency trade-off."""
+
+    peak_bytes: int
+    latency_s: float
+    measured: bool = False
+    chosen: bool = False
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """A moment at which the search had a new best."""
+
+    seconds: float
+    states: int
+    peak_bytes: int
+    latency_s: float
+    move: str = ""
+
+
+@dataclass(frozen=True)
+class SearchRecord:
+    """What the search did and why it stopped."""
+
+    states: int
+    seconds: float
+    stop_reason: str
+    iterations: tuple[Iteration, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Everything that a report shows.
+
+    `settings` and `versions` are printed as they are, in order; `command` reproduces the run.
+    """
+
+    workload: str
+    device: str
+    limit: Limit
+    verdict: Verdict
+    eager: Figures
+    plan: Figures
+    eager_curve: Curve
+    plan_curve: Curve
+    eager_predicted: Figures = field(default_factory=Figures)
+    plan_predicted: Figures = field(default_factory=Figures)
+    blocks: tuple[Block, ...] = ()
+    resident: tuple[Resident, ...] = ()
+    eager_holders: tuple[Holder, ...] = ()
+    plan_holders: tuple[Holder, ...] = ()
+    moves: tuple[Move, ...] = ()
+    floor: Floor | None = None
+    search: SearchRecord | None = None
+    points: tuple[Point, ...] = ()
+    opaque: tuple[str, ...] = ()
+    command: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
