@@ -1,0 +1,1 @@
+"""What a plan does with memory, for people: one HTML page, one text, one picture."""
