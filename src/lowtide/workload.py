@@ -22,7 +22,7 @@ from lowtide.errors import UsageError
 __all__ = ["Workload"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Workload:
     """A model and one step of it.
 
@@ -64,6 +64,9 @@ class Workload:
     def training(self) -> bool:
         """Whether the step is a training step (an optimizer was given)."""
         return self.optimizer is not None
+
+    def __repr__(self) -> str:
+        return f"Workload({self.name!r}, {'training' if self.training else 'inference'})"
 
 
 def _as_tuple(name: str, given: object) -> tuple[Any, ...]:
@@ -119,7 +122,7 @@ def _check_optimizer(model: nn.Module, optimizer: object) -> None:
 
 def _check_options(workload: Workload) -> None:
     clip = workload.clip_grad_norm
-    if clip is not None and (isinstance(clip, bool) or not (math.isfinite(clip) and clip > 0)):
+    if clip is not None and not _positive(clip):
         raise UsageError(
             f"Workload clip_grad_norm is {clip!r}", remedy="pass a finite number above zero, or None"
         )
@@ -134,3 +137,9 @@ def _check_options(workload: Workload) -> None:
         )
     if not isinstance(workload.name, str):
         raise UsageError(f"Workload name is a {type(workload.name).__name__}", remedy="pass a string")
+
+
+def _positive(number: object) -> bool:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return math.isfinite(number) and number > 0

@@ -16,8 +16,8 @@ from typing import Any
 
 from lowtide.workload import Workload
 from lowtide.workloads.gpt2 import gpt2
-from lowtide.workloads.mlp import mlp
 from lowtide.workloads.huggingface import bert_base, gptneo, mobilenetv2, resnet50, vit_base
+from lowtide.workloads.mlp import mlp
 from lowtide.workloads.unet import unet, unetpp
 
 __all__ = ["BUNDLED", "TINY", "Option", "options_of", "summary_of"]

@@ -1,0 +1,117 @@
+"""The one place where the command line calls the library.
+
+The heavy parts are imported when a command needs them, so that `--help` and a typing error answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowtide.errors import UsageError
+
+if TYPE_CHECKING:
+    from lowtide.run.measure import Measurement
+    from lowtide.search.outcome import OnProgress, Outcome
+    from lowtide.workload import Workload
+
+__all__ = [
+    "Request",
+    "explain",
+    "explore",
+    "load_workload",
+    "measure",
+    "optimize",
+    "run_plan",
+    "write_report",
+]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `lowtide optimize` was asked for; exactly one of `memory` and `latency` is given."""
+
+    memory: str | None
+    latency: str | None
+    seconds: float
+    seed: int
+    threads: int | None
+    rng: str
+    device: str | None
+    fuse: bool
+    swap: bool
+
+
+def load_workload(text: str) -> Workload:
+    """The workload that the user names."""
+    from lowtide.workloads import load_workload as load
+
+    return load(text)
+
+
+def optimize(workload: Workload, request: Request, on_progress: OnProgress) -> Outcome:
+    """Search, verify and measure a plan.
+
+    An interrupt returns the best verified plan so far, or raises KeyboardInterrupt where there is none.
+    """
+    from lowtide.search.driver import optimize as search
+
+    return search(
+        workload,
+        memory=request.memory,
+        latency=request.latency,
+        seconds=request.seconds,
+        seed=request.seed,
+        threads=request.threads,
+        rng=request.rng,
+        device=request.device,
+        fuse=request.fuse,
+        swap=request.swap,
+        on_progress=on_progress,
+    )
+
+
+def measure(workload: Workload) -> Measurement:
+    """One eager step, measured as plans are."""
+    from lowtide.run.measure import measure_eager
+
+    return measure_eager(workload)
+
+
+def write_report(outcome: Outcome, path: Path) -> None:
+    """Write the HTML report."""
+    from lowtide.report import write_report as write
+
+    write(outcome, path)
+
+
+def explore(workload: Workload, **options: Any) -> Any:
+    """The frontier of a workload."""
+    return _find("lowtide.search.driver", "explore", "explore")(workload, **options)
+
+
+def run_plan(file: Path, workload: Workload, *, steps: int, trace: Path | None) -> Any:
+    """Load a plan for a workload, run it, measure it beside eager."""
+    return _find("lowtide.run.saved", "run_saved", "run")(file, workload, steps=steps, trace=trace)
+
+
+def explain(file: Path) -> str:
+    """What a saved plan does, without its model."""
+    return str(_find("lowtide.run.saved", "explain_saved", "explain")(file))
+
+
+def _find(module: str, name: str, command: str) -> Callable[..., Any]:
+    """A function that this version may not have yet."""
+    missing = UsageError(
+        f"`lowtide {command}` is not part of this version yet", remedy="see `lowtide --help`"
+    )
+    if importlib.util.find_spec(module) is None:
+        raise missing
+    function = getattr(importlib.import_module(module), name, None)
+    if function is None:
+        raise missing
+    return function  # type: ignore[no-any-return]

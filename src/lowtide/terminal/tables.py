@@ -1,0 +1,112 @@
+"""The closing tables: eager beside the plan, and the bundled workloads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from lowtide.terminal.record import MOVES
+from lowtide.units import format_bytes, format_percent, format_ratio, format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.run.measure import Measurement
+    from lowtide.search.outcome import Limit, Outcome
+
+__all__ = ["limit_line", "print_measurement", "print_outcome", "print_workloads"]
+
+NOTHING = "-"
+HOW_TO_NAME = """\
+Write name:option=value,option=value, for example unet:batch=4,mode=infer; what you leave out is as shown.
+Your own: file.py:function, a function without required arguments that returns a lowtide.Workload."""
+
+
+def print_outcome(console: Console, workload: str, outcome: Outcome) -> None:
+    """Eager beside the plan, then the verdict, the moves, the floor and the search in one line each."""
+    console.print(_comparison(workload, outcome))
+    for line in _closing_lines(outcome):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _comparison(workload: str, outcome: Outcome) -> Table:
+    eager, plan = outcome.eager, outcome.measured
+    table = Table(title=workload, title_justify="left")
+    table.add_column()
+    for heading in ("eager", "plan", "plan / eager"):
+        table.add_column(heading, justify="right")
+    table.add_row("peak", *_byte_cells(eager.peak_bytes, plan.peak_bytes))
+    table.add_row(
+        "above start",
+        *_byte_cells(eager.peak_bytes - eager.resident_bytes, plan.peak_bytes - plan.resident_bytes),
+    )
+    table.add_row("arena", NOTHING, format_bytes(outcome.plan.arena_bytes), NOTHING)
+    table.add_row("process above start", *_byte_cells(eager.rss_peak_bytes, plan.rss_peak_bytes))
+    table.add_row(
+        "latency",
+        format_seconds(eager.latency_s),
+        format_seconds(plan.latency_s),
+        f"{format_ratio(outcome.latency_ratio)} ±{outcome.noise:.2f}",
+    )
+    error = "0 (bit-equal)" if outcome.bit_equal else f"{outcome.max_rel_error:.1e}"
+    table.add_row("largest relative error", NOTHING, error, NOTHING)
+    return table
+
+
+def _byte_cells(eager_bytes: int | None, plan_bytes: int | None) -> tuple[str, str, str]:
+    share = NOTHING if not eager_bytes or plan_bytes is None else format_percent(plan_bytes / eager_bytes)
+    return _bytes_or_nothing(eager_bytes), _bytes_or_nothing(plan_bytes), share
+
+
+def _bytes_or_nothing(nbytes: int | None) -> str:
+    return NOTHING if nbytes is None else format_bytes(nbytes)
+
+
+def _closing_lines(outcome: Outcome) -> list[str]:
+    search = outcome.search
+    verdict = "limit met" if outcome.met else "limit NOT met"
+    moves = [f"{outcome.count(kind)} {kind}" for kind in MOVES if outcome.count(kind)]
+    return [
+        f"{verdict}: {limit_line(outcome.limit)}; verified against {outcome.verified}",
+        f"moves: {', '.join(moves) or 'none needed but order and placement'}",
+        f"floor: {format_bytes(outcome.floor_bytes)} ({outcome.floor_bytes} bytes) at {outcome.floor_node}",
+        f"search: {search.states:,} states in {format_seconds(search.seconds)}"
+        f" ({search.states_per_s:,.0f} per second), stopped: {search.stop_reason}",
+    ]
+
+
+def limit_line(limit: Limit) -> str:
+    """The limit as resolved."""
+    if limit.memory_bytes is not None:
+        return f"peak at most {format_bytes(limit.memory_bytes)} ({limit.memory_bytes} bytes)"
+    if limit.latency_ratio is not None:
+        return f"latency at most {format_ratio(limit.latency_ratio)} eager's"
+    return "none given"
+
+
+def print_measurement(console: Console, workload: str, measurement: Measurement) -> None:
+    """The figures of one eager step."""
+    table = Table(title=workload, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    rows = {
+        "peak": measurement.peak_bytes,
+        "resident": measurement.resident_bytes,
+        "above start": measurement.peak_bytes - measurement.resident_bytes,
+        "process above start": measurement.rss_peak_bytes,
+    }
+    for name, nbytes in rows.items():
+        table.add_row(name, _bytes_or_nothing(nbytes))
+    table.add_row("latency", format_seconds(measurement.latency_s))
+    console.print(table)
+
+
+def print_workloads(console: Console) -> None:
+    """Every bundled workload with its summary and options; the first of several words is the default."""
+    from lowtide.workloads import BUNDLED, options_of, summary_of
+
+    for name, builder in BUNDLED.items():
+        options = "  ".join(map(str, options_of(builder)))
+        console.print(f"[bold]{name}[/bold]  {summary_of(builder)}", highlight=False, soft_wrap=True)
+        console.print(f"    {options}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"\n{HOW_TO_NAME}", markup=False, highlight=False, soft_wrap=True)
