@@ -183,9 +183,14 @@ def _rectangle(block: Block, left: int, right: int, top: int) -> str:
     return f"M{left} {upper}H{right}V{lower}H{left}Z"
 
 
-def draw_frontier(data: ReportData) -> Frontier | None:
-    """The trade-off, cheap on the left and fast at the bottom; None with fewer than two points."""
-    points = sorted(data.points, key=lambda point: (point.peak_bytes, point.latency_s))
+def draw_frontier(data: ReportData, given: Sequence[Point] | None = None) -> Frontier | None:
+    """The trade-off, cheap on the left and fast at the bottom; None with fewer than two points.
+
+    `given` replaces the points of `data`.
+    """
+    points = sorted(
+        data.points if given is None else given, key=lambda point: (point.peak_bytes, point.latency_s)
+    )
     if len(points) < 2:
         return None
     unit_s = data.eager.latency_s or 1.0

@@ -145,7 +145,7 @@ def label_of(op: Op) -> str:
 
 def resident_by_role(graph: Graph) -> tuple[Resident, ...]:
     """Bytes of the storages that the caller owns, by role; roles without bytes are left out."""
-    found = {role: 0 for role in ROLE_WORDS}
+    found = dict.fromkeys(ROLE_WORDS, 0)
     for storage in graph.storages.values():
         if storage.role.resident:
             found[storage.role] += storage.nbytes
