@@ -81,6 +81,49 @@ def test_what_needs_the_script_is_shown_once_it_runs(seen: Seen) -> None:
     assert not re.search(r'class="[^"]*needs-script[^"]*"[^>]*hidden', seen.dom)
 
 
+HANDS = """<script>
+const plot = document.getElementById("timeline-handle");
+const press = (key, where = plot) => where.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+const keep = (name, text) => document.body.append(Object.assign(document.createElement("i"), { id: name, textContent: text }));
+const box = () => document.querySelector("#timeline-frame svg").getAttribute("viewBox");
+press("Home"); keep("at-home", document.getElementById("read-plan").textContent);
+press("ArrowRight"); press("ArrowRight"); keep("two-on", document.getElementById("read-plan").textContent);
+press("+"); press("+"); keep("closer-box", box()); press("0"); keep("whole-box", box());
+press("End"); keep("at-end", plot.getAttribute("aria-valuetext"));
+const frame = document.getElementById("timeline-frame"), r = frame.getBoundingClientRect();
+frame.setPointerCapture = () => {};
+const mouse = (type, share) => frame.dispatchEvent(new PointerEvent(type,
+  { clientX: r.left + share * r.width, clientY: r.top + 9, button: 0, pointerType: "mouse", bubbles: true }));
+mouse("pointerdown", 0.25); mouse("pointermove", 0.75); mouse("pointerup", 0.75); keep("dragged-box", box());
+press("Escape");
+const arena = document.getElementById("arena-handle");
+press("Home", arena); press("ArrowDown", arena); keep("low-block", document.getElementById("read-block").textContent);
+document.querySelector(".dot").dispatchEvent(new Event("focus")); keep("point", document.getElementById("read-point").textContent);
+</script></body>"""  # noqa: E501
+
+
+def test_keys_and_pointers_read_and_zoom(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(render(make()).replace("</body>", HANDS), encoding="utf-8")
+    seen = browse(page, tmp_path / "profile", "--dump-dom", "--window-size=1200,2000")
+    assert seen.console == []
+
+    def kept(name: str) -> str:
+        found = re.search(rf'<i id="{name}">(.*?)</i>', seen.dom)
+        assert found is not None, name
+        return found.group(1)
+
+    assert "step 1 of 123" in kept("at-home") and "step 3 of 123" in kept("two-on")
+    start, _, width, _ = (float(number) for number in kept("closer-box").split())
+    assert width == 25_000
+    assert kept("whole-box") == "0 0 100000 10000"
+    assert "Plan, step 123 of 123" in kept("at-end") and "Eager: the step is over" in kept("at-end")
+    start, _, width, _ = (float(number) for number in kept("dragged-box").split())
+    assert abs(start - 25_000) < 200 and abs(width - 50_000) < 200
+    assert "offset 0 B" in kept("low-block")
+    assert "predicted" in kept("point")
+
+
 def test_an_error_in_the_script_would_be_seen(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(render(make()).replace('find("read-plan")', 'find("gone")'), encoding="utf-8")
