@@ -1,4 +1,4 @@
-"""The command line: `lowtide optimize | explore | measure | run | explain | workloads`.
+"""The command line: `lowtide optimize | measure | workloads`, and later `explore | run | explain`.
 
 Problem.  A user types; every mistake has to end in one clear line on standard error and the documented
 status, never in a traceback.
@@ -137,7 +137,7 @@ def optimize(
     )
 
 
-@app.command()
+@app.command(hidden=True)  # until the library has it
 def explore(
     workload: WorkloadText,
     seconds: Seconds = 60.0,
@@ -174,7 +174,7 @@ def measure(workload: WorkloadText, json: JsonFile = None) -> None:
     print_measurement(Console(), workload, measurement)
 
 
-@app.command()
+@app.command(hidden=True)  # until the library has it
 def run(
     plan: PlanFile,
     workload: WorkloadText,
@@ -199,7 +199,7 @@ def run(
     print_outcome(Console(), workload, outcome)
 
 
-@app.command()
+@app.command(hidden=True)  # until the library has it
 def explain(plan: PlanFile) -> None:
     """Tell what a saved plan does: its recipe, who is alive at the peak, the floor.
 

@@ -10,13 +10,16 @@ import pytest
 from lowtide import __version__
 from lowtide.workloads import BUNDLED
 
-COMMANDS = ("optimize", "explore", "measure", "run", "explain", "workloads")
+COMMANDS = ("optimize", "measure", "workloads")
+LATER = ("explore", "run", "explain")
 
 
 def test_top_help_names_the_commands_and_statuses(typed) -> None:
     finished = typed("--help")
     assert finished.status == 0
-    assert [command for command in COMMANDS if command not in finished.out] == []
+    listed = {words[1] for words in map(str.split, finished.out.splitlines()) if len(words) > 1}
+    assert set(COMMANDS) <= listed
+    assert not set(LATER) & listed
     for status in ("0 limit met", "2 your input is wrong", "3 no plan", "130 interrupted"):
         assert status in " ".join(finished.out.split())
 
@@ -25,7 +28,7 @@ def test_no_arguments_show_the_help(typed) -> None:
     assert typed().out == typed("--help").out
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS + LATER)
 def test_each_command_has_help(typed, command: str) -> None:
     finished = typed(command, "-h")
     assert finished.status == 0

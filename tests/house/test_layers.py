@@ -123,7 +123,8 @@ def test_module_name_says_what_is_inside(file: Path) -> None:
 
 @pytest.mark.parametrize("file", MODULES)
 def test_module_has_a_docstring(file: Path) -> None:
-    assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree) or not tree.body
 
 
 def test_third_party_imports_are_declared() -> None:
