@@ -1,0 +1,122 @@
+"""What cannot be captured, said clearly: before the run, while it runs, and of what it raises.
+
+Every message names the thing, the user's line where there is one, and what to do instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from lowtide.capture.internals import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from lowtide.capture.origins import Origins, user_file
+from lowtide.capture.twins import Named
+from lowtide.errors import CaptureError, LowtideError
+from lowtide.ir.aten import resolve
+
+__all__ = ["check_hooks", "check_no_gradients", "check_random_draw", "explain"]
+
+_CHECKPOINT = "torch/utils/checkpoint.py"
+
+
+def check_no_gradients(parameters: list[Named]) -> None:
+    """Raises CaptureError if a parameter already carries a gradient."""
+    full = [named.names[0] for named in parameters if named.tensor.grad is not None]
+    if full:
+        raise CaptureError(
+            f"{len(full)} parameters have a gradient at the start of the step, first {full[0]}",
+            remedy="call optimizer.zero_grad(set_to_none=True) before",
+        )
+
+
+def check_hooks(parameters: list[Named], modules: dict[str, nn.Module]) -> None:
+    """Raises CaptureError for gradient hooks, which a plan would not run."""
+    for named in parameters:
+        if named.tensor._backward_hooks or _post_accumulate_hooks(named.tensor):
+            raise CaptureError(
+                f"parameter {named.names[0]} has a gradient hook", remedy="remove it before capture"
+            )
+    for prefix, root in modules.items():
+        for path, module in root.named_modules():
+            if module._backward_hooks or module._backward_pre_hooks:
+                where = ".".join(part for part in (prefix, path) if part) or type(root).__name__
+                raise CaptureError(f"module {where} has a backward hook", remedy="remove it before capture")
+
+
+def _post_accumulate_hooks(tensor: Tensor) -> bool:
+    return bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def check_random_draw(overload: str) -> None:
+    """Raises CaptureError for a random draw that would not be the same again."""
+    tags = {str(tag).rpartition(".")[2] for tag in resolve(overload).tags}
+    if "nondeterministic_seeded" in tags and _inside_checkpoint():
+        raise CaptureError(
+            "torch.utils.checkpoint runs a region with dropout twice and rewinds the generator in between",
+            remedy="take the checkpoint out: a plan recomputes by itself",
+        )
+
+
+def _inside_checkpoint() -> bool:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.replace("\\", "/").endswith(_CHECKPOINT):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+@contextmanager
+def explain(origins: Origins) -> Iterator[None]:
+    """Turns what the user's code or the fake tensors raise inside into a CaptureError at the user's line."""
+    try:
+        yield
+    except LowtideError:
+        raise
+    except DynamicOutputShapeException as error:
+        raise CaptureError(
+            f"the shape of the result of {_operator(error)} depends on the data",
+            source=_source(error.__traceback__),
+            remedy="use a form of fixed shape (torch.where, masked_fill, topk) or keep it outside the model",
+        ) from error
+    except DataDependentOutputException as error:
+        raise CaptureError(
+            f"the program needs the value of a tensor ({_operator(error)}), which only exists when it runs",
+            source=_source(error.__traceback__),
+            remedy="replace .item(), bool() and if on tensors by tensor operations (torch.where)",
+        ) from error
+    except UnsupportedOperatorException as error:
+        raise CaptureError(
+            f"{_operator(error)} cannot run without data", source=_source(error.__traceback__)
+        ) from error
+    except Exception as error:
+        text = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        raise CaptureError(
+            f"the step fails when run for capture: {text}",
+            source=_source(error.__traceback__),
+            remedy="check that the eager step runs; if it does, this operation needs real data",
+        ) from error
+
+
+def _operator(error: Exception) -> str:
+    return str(getattr(error, "func", None) or error.args[0])
+
+
+def _source(trace: TracebackType | None) -> str:
+    """The innermost line of the user's own code in a traceback."""
+    found = ""
+    for frame, line in traceback.walk_tb(trace):
+        path = frame.f_code.co_filename
+        name = user_file(path)
+        if name and "lowtide/capture/" not in path.replace("\\", "/"):
+            found = f"{name}:{line}"
+    return found
