@@ -7,10 +7,10 @@ obvious, and it reads the graph's plain fields only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lowtide.ir import Graph, Node
+from lowtide.ir import Graph, Node, Ref
 
 OWNED_BY_CALLER = {"param", "buffer", "state", "input", "const", "host"}
 
@@ -26,12 +26,13 @@ class Block:
 
 @dataclass
 class Machine:
-    """An allocator: `output_bytes` per node and output, `transient_bytes` per node, names that may reuse."""
+    """An allocator: `output_bytes` per node and output, `transient_bytes` per node, arguments that a name
+    may write over (None: all)."""
 
     graph: Graph
     output_bytes: Mapping[int, Sequence[int]]
     transient_bytes: Mapping[int, int]
-    inplace: Collection[str] = ()
+    inplace: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
     blocks: dict[int, Block] = field(default_factory=dict)
 
     def run(self, order: Sequence[int]) -> list[int]:
@@ -92,7 +93,10 @@ class Machine:
         target = self.bytes_of(node.outputs[0])
         if sorted(target) != list(range(self.graph.storages[fresh].nbytes)) or not target:
             return None
-        for value in node.inputs:
+        positions = self.inplace[name]
+        for number, value in enumerate(node.inputs):
+            if positions is not None and Ref(number) not in [node.op.args[k] for k in positions]:
+                continue
             block = self.blocks.get(self.storage(value))
             if (
                 block is None

@@ -150,6 +150,8 @@ class Grower:
         self.builder.run(name, (value,), *rest)
 
     def reduce(self, value: int, tensor: Tensor) -> None:
+        if self.pick((True, False)):
+            return self.builder.run("_softmax.default", (value,), self.pick((0, -1)), False)
         self.builder.run("sum.dim_IntList", (value,), (0,), self.pick((True, False)))
 
     def several(self, value: int, tensor: Tensor) -> None:

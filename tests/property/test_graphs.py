@@ -38,7 +38,7 @@ def simulated(
 ) -> list[int]:
     sizes = {node: fact.output_bytes for node, fact in facts.items()}
     transient = {node: fact.transient_bytes for node, fact in facts.items()}
-    return Machine(graph, sizes, transient, INPLACE if inplace else ()).run(order)
+    return Machine(graph, sizes, transient, INPLACE if inplace else {}).run(order)
 
 
 @SOME

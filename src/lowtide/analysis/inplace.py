@@ -3,49 +3,65 @@
 Problem.  Capture turns every in-place call into its functional form, so that a graph has no hidden
 order.  Memory wants the opposite: `relu(x)` with a dead `x` needs no second buffer.
 
-Method.  `INPLACE` lists, as data, operators whose kernel reads an element of each input before it
-writes the same element of the output, and reads no other element: TensorIterator kernels that
-PyTorch tags `pointwise`.  `tests/differential/test_inplace.py` calls each of them with its output
-at the address of each input and compares with the ordinary call; an operator that is not tested
-there is not listed here.  `donors` adds what the table cannot know: the window must be exactly the
-same, and must be all of its storage.
+Method.  `INPLACE` lists, as data, operators whose kernel has read an element of each input before it
+writes the same element of the output, and reads it no more: TensorIterator kernels that PyTorch tags
+`pointwise`, and softmax, which goes row by row.  `tests/differential/test_inplace.py` calls every
+overload of each name with its result at the address of each input and compares with the ordinary
+call; an operator that is not tested there is not listed here.  `donors` adds what the table cannot
+know: the window must be exactly the same, and must be all of its storage.
 
 Invariants.  A donor has the output's shape, strides and element type, so that equal positions are
-equal addresses; it is never broadcast, never resident, never a result of the graph.
+equal addresses; it is never broadcast, never resident, never a result of the graph.  A node has one
+donor at most, since only nodes with a single output have any.
 
-Not done.  Row-wise kernels (softmax), multi-output operators, fused kernels.
+Not done.  Operators with several outputs (the backward of a normalisation would be safe), fused kernels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from lowtide.ir.graph import Graph, Node, Role, TensorMeta, Value
-from lowtide.ir.ops import Aten
+from lowtide.ir.ops import Aten, Ref
 
 __all__ = ["INPLACE", "covers_storage", "donors"]
 
 # fmt: off
-INPLACE: frozenset[str] = frozenset(
-    {
-        # arithmetic
-        "abs", "add", "addcdiv", "addcmul", "atan2", "clamp", "clamp_max", "clamp_min", "div", "fmod",
-        "lerp", "maximum", "minimum", "mul", "neg", "pow", "reciprocal", "remainder", "rsub", "sign",
-        "square", "sub", "true_divide", "where", "masked_fill",
-        # rounding
-        "ceil", "floor", "frac", "round", "trunc",
-        # transcendental
-        "acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "exp", "exp2", "expm1", "log", "log10",
-        "log1p", "log2", "rsqrt", "sin", "sinh", "sqrt", "tan",
-        # activations and their derivatives
-        "elu", "elu_backward", "gelu", "gelu_backward", "hardsigmoid", "hardsigmoid_backward",
-        "hardswish", "hardswish_backward", "hardtanh", "hardtanh_backward", "leaky_relu",
-        "leaky_relu_backward", "mish", "relu", "sigmoid", "sigmoid_backward", "silu", "silu_backward",
-        "softplus", "softplus_backward", "tanh", "tanh_backward", "threshold", "threshold_backward",
-        # logic (result and operand both bool)
-        "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "eq", "ge", "gt", "le", "logical_and",
-        "logical_not", "logical_or", "logical_xor", "lt", "ne",
-    }
+_POINTWISE = (
+    # arithmetic
+    "abs", "add", "addcdiv", "addcmul", "atan2", "clamp", "clamp_max", "clamp_min", "div", "fmod",
+    "lerp", "maximum", "minimum", "mul", "neg", "pow", "reciprocal", "remainder", "rsub", "sign",
+    "square", "sub", "true_divide", "where",
+    # rounding
+    "ceil", "floor", "frac", "round", "trunc",
+    # transcendental
+    "acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "exp", "exp2", "expm1", "log", "log10",
+    "log1p", "log2", "rsqrt", "sin", "sinh", "sqrt", "tan",
+    # activations and their derivatives
+    "elu", "elu_backward", "gelu", "gelu_backward", "hardsigmoid", "hardsigmoid_backward",
+    "hardswish", "hardswish_backward", "hardtanh", "hardtanh_backward", "leaky_relu",
+    "leaky_relu_backward", "mish", "relu", "sigmoid", "sigmoid_backward", "silu", "silu_backward",
+    "softplus", "softplus_backward", "tanh", "tanh_backward", "threshold", "threshold_backward",
+    # logic (result and operand both bool)
+    "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "eq", "ge", "gt", "le", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "lt", "ne",
 )
 # fmt: on
+
+INPLACE: Mapping[str, tuple[int, ...] | None] = MappingProxyType(
+    {
+        **dict.fromkeys(_POINTWISE),
+        # copies its first argument before it reads the mask
+        "masked_fill": (0,),
+        # row by row: reads a row before it writes it
+        "_log_softmax": (0,),
+        "_log_softmax_backward_data": (0, 1),
+        "_softmax": (0,),
+        "_softmax_backward_data": (0, 1),
+    }
+)
+"""Base name in the aten namespace -> arguments that the result may be written over; None: any."""
 
 
 def donors(graph: Graph) -> dict[int, tuple[int, ...]]:
@@ -57,19 +73,29 @@ def donors(graph: Graph) -> dict[int, tuple[int, ...]]:
     private = _private_storages(graph)
     found = {}
     for node in graph.nodes:
-        if _may_overwrite(node):
-            out = graph.values[node.outputs[0]]
-            windows = [graph.values[value] for value in node.inputs]
-            if out.storage in private and (takes := _matching(graph, out, windows, private)):
+        if len(node.outputs) != 1 or not (candidates := _overwritable(node)):
+            continue
+        out = graph.values[node.outputs[0]]
+        windows = [graph.values[value] for value in node.inputs]
+        if out.storage in private and (same := _matching(graph, out, windows, private)):
+            allowed = {graph.values[value].storage for value in candidates}
+            if takes := tuple(storage for storage in same if storage in allowed):
                 found[node.id] = takes
     return found
 
 
-def _may_overwrite(node: Node) -> bool:
-    if len(node.outputs) != 1 or node.writes or not isinstance(node.op, Aten):
-        return False
+def _overwritable(node: Node) -> tuple[int, ...]:
+    """The inputs that the kernel of `node` tolerates to be overwritten by its result."""
+    if not isinstance(node.op, Aten) or node.writes:
+        return ()
     namespace, name, *_ = node.op.overload.split(".")
-    return namespace == "aten" and name in INPLACE
+    if namespace != "aten" or name not in INPLACE:
+        return ()
+    positions = INPLACE[name]
+    if positions is None:
+        return node.inputs
+    args = [node.op.args[position] for position in positions if position < len(node.op.args)]
+    return tuple(node.inputs[arg.index] for arg in args if isinstance(arg, Ref))
 
 
 def _private_storages(graph: Graph) -> frozenset[int]:
