@@ -95,9 +95,9 @@ class Table:
             slots,
         )
         weakref.finalize(self, library.lt_table_free, self._handle)
-        words = library.lt_table_words(self._handle)
+        start = library.lt_table_words(self._handle)
         self.step, self._served, self._missed, self._missed_bytes, self._kept = (
-            ctypes.c_int64.from_address(words + 8 * k) for k in range(5)
+            ctypes.c_int64.from_address(start + 8 * k) for k in range(5)
         )
         self._misses = (ctypes.c_int64 * (len(first) - 1)).from_address(library.lt_table_misses(self._handle))
         self._bases = (ctypes.c_int64 * (2 * slots))()
@@ -222,7 +222,10 @@ def find_compiler() -> str:
 
 
 def compile_hook(directory: Path) -> Path:
-    """The compiled hook, from `directory` or made there.  Raises HookUnavailable with the compiler's words."""
+    """The compiled hook, from `directory` or made there.
+
+    Raises HookUnavailable with the compiler's first error.
+    """
     compiler = find_compiler()
     source = resources.files("lowtide.run").joinpath("hook.cpp").read_text()
     target = directory / f"hook-{_key(compiler, source)}.so"
@@ -286,7 +289,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def open_hook(path: Path) -> Hook:
-    """Load, install and test the compiled hook at `path`.  Raises HookUnavailable, then nothing is installed."""
+    """Load, install and test the compiled hook at `path`.
+
+    Raises HookUnavailable; then nothing stays installed.
+    """
     try:
         library = ctypes.CDLL(str(path))
         for name, (result, arguments) in _SIGNATURES.items():

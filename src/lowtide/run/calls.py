@@ -1,0 +1,114 @@
+"""One operator call, prepared once and made many times.
+
+Problem.  Building argument lists for every call costs as much as a small operator; and an operator that
+has a real out= kernel can write where it is told to.
+
+Method.  `Call` holds the callable and its argument containers; `bind` puts an operand at every place that
+refers to it, before the first call or between two.  `out_variant` finds the out= overload whose other
+arguments are the same, and that has a kernel of its own for the CPU: PyTorch generates out= overloads that
+run the ordinary operator and copy, which would gain nothing.
+
+Private PyTorch interfaces, wrapped here: `OpOverload._op` (the call without a Python frame; fallback: the
+overload) and `_dispatch_has_kernel_for_dispatch_key` (fallback: no out= variants).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from lowtide.ir.aten import resolve
+from lowtide.ir.ops import Arg, Aten, Ref
+
+__all__ = ["Call", "OutVariant", "out_variant", "prepare_call", "prepare_out_call"]
+
+_has_kernel: Callable[[str, str], bool] | None = getattr(
+    torch._C, "_dispatch_has_kernel_for_dispatch_key", None
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutVariant:
+    """An out= overload and the names of its output arguments, in order."""
+
+    overload: torch._ops.OpOverload
+    names: tuple[str, ...]
+
+
+@cache
+def out_variant(overload: str) -> OutVariant | None:
+    """The out= overload with a CPU kernel that computes `overload`, or None."""
+    if _has_kernel is None:
+        return None
+    functional = resolve(overload)
+    wanted = [(a.name, str(a.type)) for a in functional._schema.arguments]
+    packet = functional.overloadpacket
+    for name in packet.overloads():
+        candidate = getattr(packet, name)
+        arguments = candidate._schema.arguments
+        outs = [
+            a.name for a in arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write
+        ]
+        rest = [(a.name, str(a.type)) for a in arguments if a.name not in outs]
+        same_results = len(outs) == len(functional._schema.returns)
+        if (
+            outs
+            and same_results
+            and rest == wanted
+            and _has_kernel(candidate._schema.name + "." + name, "CPU")
+        ):
+            return OutVariant(candidate, tuple(outs))
+    return None
+
+
+class Call:
+    """A prepared call: `function(*args, **kwargs)`, with the places of every operand.
+
+    Places of operands that were not bound hold None.
+    """
+
+    __slots__ = ("args", "function", "kwargs", "places")
+
+    def __init__(self, function: Callable[..., Any], op: Aten) -> None:
+        self.function = function
+        self.places: dict[int, list[tuple[Any, Any]]] = {}
+        self.args: list[Any] = [None] * len(op.args)
+        self.kwargs: dict[str, Any] = {}
+        for position, arg in enumerate(op.args):
+            self._fill(self.args, position, arg)
+        for name, arg in op.kwargs:
+            self._fill(self.kwargs, name, arg)
+
+    def _fill(self, container: Any, key: Any, arg: Arg) -> None:
+        if isinstance(arg, Ref):
+            container[key] = None
+            self.places.setdefault(arg.index, []).append((container, key))
+        elif isinstance(arg, tuple):
+            container[key] = [None] * len(arg)
+            for position, item in enumerate(arg):
+                self._fill(container[key], position, item)
+        else:
+            container[key] = arg
+
+    def bind(self, index: int, operand: Any) -> None:
+        """Use `operand` (a tensor; a number if HOST) for the node's input `index`."""
+        for container, key in self.places.get(index, ()):
+            container[key] = operand
+
+    def __call__(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+
+def prepare_call(op: Aten) -> Call:
+    """The operator as it is."""
+    overload = resolve(op.overload)
+    return Call(getattr(overload, "_op", overload), op)
+
+
+def prepare_out_call(op: Aten, variant: OutVariant) -> Call:
+    """The out= form; the caller sets `call.kwargs[name]` for each of `variant.names`."""
+    return Call(getattr(variant.overload, "_op", variant.overload), op)

@@ -1,0 +1,104 @@
+"""The reference executor: one operator after the other, obvious and slow.
+
+Problem.  Every prediction and every clever executor needs something plain to be compared with.
+
+Method.  Values live in a dict.  A node's operator is called as the graph says; after each step, values
+that no later node and no result needs are dropped.  All memory comes from PyTorch's allocator, so what
+the profiler measures is what `timeline` predicts from reference facts, to the byte.
+
+Invariant.  A storage is held from its producer to its last reader through any of its views, as in
+`lowtide.analysis.lifetime`.
+
+Not done.  Fission, fused kernels and swap nodes: refused by name until they have a plain meaning here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.capture.program import Program
+from lowtide.ir.aten import call, tensors_of
+from lowtide.ir.graph import Graph, Node
+from lowtide.ir.ops import Aten, Fused
+
+__all__ = ["Tap", "run_graph", "run_reference"]
+
+Tap = Callable[[Node, Mapping[int, Any]], None]
+"""Called before each node with the node and the values alive."""
+
+
+def run_graph(
+    graph: Graph,
+    inputs: Mapping[int, Any],
+    order: Sequence[int] | None = None,
+    tap: Tap | None = None,
+) -> dict[int, Tensor]:
+    """Run all nodes of `graph` in `order` (default: program order); the outputs by value id.
+
+    `inputs` has a tensor (a number if HOST) for every graph input.  Resident tensors are written in place
+    where nodes say so.
+    """
+    steps = tuple(node.id for node in graph.nodes) if order is None else tuple(order)
+    dies = _last_uses(graph, steps)
+    values: dict[int, Any] = dict(inputs)
+    with torch.no_grad():
+        for step, node_id in enumerate(steps):
+            node = graph.node[node_id]
+            if tap is not None:
+                tap(node, values)
+            values.update(zip(node.outputs, _run_node(node, values), strict=True))
+            for value in dies.get(step, ()):
+                del values[value]
+        return {value: values[value] for value in graph.outputs}
+
+
+def _run_node(node: Node, values: Mapping[int, Any]) -> tuple[Tensor, ...]:
+    operands = [values[value] for value in node.inputs]
+    if isinstance(node.op, Aten):
+        result = call(node.op, operands)
+        return tensors_of(result) if node.outputs else ()
+    if isinstance(node.op, Fused) and node.op.kind == "update":
+        outputs = run_graph(node.op.body, dict(zip(node.op.body.inputs, operands, strict=True)))
+        return tuple(outputs[value] for value in node.op.body.outputs)
+    raise NotImplementedError(f"node {node.id} ({type(node.op).__name__}) has no plain meaning yet")
+
+
+def _last_uses(graph: Graph, order: Sequence[int]) -> dict[int, list[int]]:
+    """Step -> values whose storage is not needed afterwards."""
+    kept = {graph.values[value].storage for value in (*graph.inputs, *graph.outputs)}
+    last: dict[int, int] = {}
+    made: dict[int, list[int]] = {}
+    for step, node_id in enumerate(order):
+        node = graph.node[node_id]
+        for value in (*node.inputs, *node.outputs):
+            last[graph.values[value].storage] = step
+        for value in node.outputs:
+            made.setdefault(graph.values[value].storage, []).append(value)
+    dies: dict[int, list[int]] = {}
+    for storage, values in made.items():
+        if storage not in kept:
+            dies.setdefault(last[storage], []).extend(values)
+    return dies
+
+
+def run_reference(
+    program: Program,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    targets: Sequence[Any] = (),
+    order: Sequence[int] | None = None,
+    tap: Tap | None = None,
+) -> Any:
+    """One step of `program` on the caller's tensors; what the program returns (a training step: the loss).
+
+    Raises ShapeMismatch or Stale as `program.bind` does.
+    """
+    inputs: dict[int, Any] = dict(program.bind(tuple(args), dict(kwargs or {}), tuple(targets)))
+    inputs.update(program.scalars())
+    outputs = run_graph(program.graph, inputs, order, tap)
+    program.advance()
+    return program.result.rebuild({**inputs, **outputs})

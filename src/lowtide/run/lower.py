@@ -1,0 +1,204 @@
+"""From graph nodes to prepared steps, one function per kind of operation.
+
+Problem.  A node is data; a step is a call with its operands at planned places.
+
+Method.  A `Scope` says where the storages of one graph lie (the program, or the body of a node), and
+`lower_graph` walks an order: views vanish (windows know their offsets), every other node goes through
+`LOWERINGS`, a table by operation type.  A node with a body lowers it in a scope of its own, whose inputs
+are windows of the outer scope and whose temporaries lie in the node's workspace: nesting is a recursion.
+
+    program scope            update scope (node n9)
+      %3 arena + 256    ->     %1 arena + 256                 an input
+                               %5 arena + 4096 + 0            workspace of n9 at 4096
+
+To add an operation kind: write `lower_kind(node, scope, builder)` and enter it in `LOWERINGS`; a loop over
+parts appends its steps part by part, each with windows on its slices.
+
+Not done.  Fission, fused kernels, swap: refused by name until their lowering is entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from lowtide.analysis.facts import OperatorFacts
+from lowtide.ir.graph import Graph, Node
+from lowtide.ir.ops import Aten, Fused, Op
+from lowtide.run.bindings import Bindings, Window
+from lowtide.run.calls import Call, out_variant, prepare_call, prepare_out_call
+from lowtide.run.layout import Layout, Location, lay_out
+from lowtide.run.probe import FactsTree, Path, variant_of
+from lowtide.run.steps import Draft
+from lowtide.run.temps import plan_requests
+
+__all__ = ["LOWERINGS", "Builder", "Scope", "lower_graph", "program_scope"]
+
+_NO_FACTS = OperatorFacts((), 0)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where the storages of `graph` lie.
+
+    `given` are windows of values that are not simply storage + offset (a body's inputs); `workspaces` are
+    arena offsets by node; `owner` is the program's node that steps belong to (None: each its own).
+    """
+
+    graph: Graph
+    path: Path
+    storages: Mapping[int, Location]
+    workspaces: Mapping[int, int]
+    given: Mapping[int, Window] = field(default_factory=dict)
+    owner: int | None = None
+
+    def window(self, value: int) -> Window:
+        """Where `value` is."""
+        if value in self.given:
+            return self.given[value]
+        found = self.graph.values[value]
+        return Window(
+            self.storages[found.storage].shifted(found.offset * found.meta.dtype.itemsize), found.meta
+        )
+
+
+@dataclass
+class Builder:
+    """Collects drafts; `bindings` fills their argument slots."""
+
+    bindings: Bindings
+    facts: FactsTree
+    drafts: list[Draft] = field(default_factory=list)
+
+    def facts_of(self, scope: Scope, node: Node) -> OperatorFacts:
+        """Facts of a node in its scope."""
+        return self.facts.get(scope.path, {}).get(node.id, _NO_FACTS)
+
+    def bind(self, call: Call, node: Node, scope: Scope) -> None:
+        """Fill the operands of `call` with the node's inputs."""
+        for index, value in enumerate(node.inputs):
+            for container, key in call.places.get(index, ()):
+                self.bindings.place(scope.window(value), container, key)
+
+    def add(
+        self,
+        node: Node,
+        scope: Scope,
+        call: Call,
+        targets: Sequence[list[Tensor | None]] = (),
+        outputs: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Append a step; `outputs` are the (slot, offset) of the storages that its results back."""
+        facts = self.facts_of(scope, node)
+        assert isinstance(node.op, Aten)
+        requests = plan_requests(node.op, facts, scope.workspaces.get(node.id, 0), outputs)
+        owner = node.id if scope.owner is None else scope.owner
+        self.drafts.append(Draft(owner, call, targets, requests))
+
+
+def program_scope(graph: Graph, layout: Layout, order: Sequence[int]) -> Scope:
+    """The scope of a whole program: the caller's values are roots of their own."""
+    storages = layout.locate()
+    given: dict[int, Window] = {}
+    for value in graph.inputs:
+        found = graph.values[value]
+        kind = "host" if found.meta.device == "host" else "resident"
+        given[value] = Window(Location(kind, value), found.meta)  # type: ignore[arg-type]
+        start = Location(kind, value, -found.offset * found.meta.dtype.itemsize)  # type: ignore[arg-type]
+        storages.setdefault(found.storage, start)
+    return Scope(graph, (), storages, layout.workspaces(order), given)
+
+
+def lower_graph(scope: Scope, order: Sequence[int], builder: Builder, after: Callable[[int], None]) -> None:
+    """Append the steps of all nodes in `order`; `after(k)` is called when those of step k are there.
+
+    Raises NotImplementedError for an operation without a lowering.
+    """
+    for step, node_id in enumerate(order):
+        node = scope.graph.node[node_id]
+        if not scope.graph.is_view(node):
+            lowering = LOWERINGS.get(type(node.op))
+            if lowering is None:
+                raise NotImplementedError(f"node {node.id} ({type(node.op).__name__}) has no lowering")
+            lowering(node, scope, builder)
+        after(step)
+
+
+def lower_aten(node: Node, scope: Scope, builder: Builder) -> None:
+    """One call: into its outputs, served by the hook, or copied; as the facts say."""
+    assert isinstance(node.op, Aten)
+    if not node.outputs:
+        call = prepare_call(node.op)
+        builder.bind(call, node, scope)
+        builder.add(node, scope, call)
+        return
+    if variant_of(node.op, builder.facts_of(scope, node)) == "out":
+        _lower_out(node, node.op, scope, builder)
+        return
+    call = prepare_call(node.op)
+    builder.bind(call, node, scope)
+    targets: list[list[Tensor | None]] = [[None] for _ in node.outputs]
+    for target, value in zip(targets, node.outputs, strict=True):
+        builder.bindings.place(scope.window(value), target, 0)
+    builder.add(node, scope, call, targets, [_slot(scope, value) for value in node.outputs])
+
+
+def _lower_out(node: Node, op: Aten, scope: Scope, builder: Builder) -> None:
+    variant = out_variant(op.overload)
+    assert variant is not None
+    call = prepare_out_call(op, variant)
+    builder.bind(call, node, scope)
+    for name, value in zip(variant.names, node.outputs, strict=True):
+        call.kwargs[name] = None
+        builder.bindings.place(scope.window(value), call.kwargs, name)
+    builder.add(node, scope, call)
+
+
+def _slot(scope: Scope, value: int) -> tuple[int, int]:
+    """Slot number and offset of the storage of an output, as the hook counts them."""
+    location = scope.storages[scope.graph.values[value].storage]
+    return (location.index if location.kind == "output" else 0, location.offset_bytes)
+
+
+def lower_fused(node: Node, scope: Scope, builder: Builder) -> None:
+    """An update runs its body call by call, its temporaries in the node's workspace."""
+    assert isinstance(node.op, Fused)
+    if node.op.kind != "update":
+        raise NotImplementedError(f"node {node.id} (Fused {node.op.kind!r}) has no lowering")
+    body = node.op.body
+    path = (*scope.path, node.id)
+    order = [inner.id for inner in body.nodes]
+    layout = lay_out(body, order, builder.facts.get(path, {}))
+    base = scope.workspaces.get(node.id, 0)
+    given = {mine: scope.window(outer) for mine, outer in zip(body.inputs, node.inputs, strict=True)}
+    inner = body_scope(body, path, layout, order, base, given, node.id)
+    lower_graph(inner, order, builder, lambda step: None)
+
+
+def body_scope(
+    body: Graph,
+    path: Path,
+    layout: Layout,
+    order: Sequence[int],
+    base: int,
+    given: Mapping[int, Window],
+    owner: int,
+) -> Scope:
+    """The scope of a body: `given` are its inputs (and outputs, if any), everything else lies in the arena
+    from `base`.
+    """
+    around: dict[int, Location] = {}
+    for value, where in given.items():
+        found = body.values[value]
+        start = where.location.shifted(-found.offset * found.meta.dtype.itemsize)
+        around.setdefault(found.storage, start)
+    storages = {storage: place.shifted(base) for storage, place in layout.locate().items()} | around
+    workspaces = {node: offset + base for node, offset in layout.workspaces(order).items()}
+    return Scope(body, path, storages, workspaces, given, owner)
+
+
+Lowering = Callable[[Node, Scope, Builder], None]
+
+LOWERINGS: dict[type[Op], Lowering] = {Aten: lower_aten, Fused: lower_fused}

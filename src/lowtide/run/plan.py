@@ -1,0 +1,266 @@
+"""A plan: a captured step with an order, a placement and an executor; what the user calls.
+
+Problem.  Between the search's result and the user stand the user's own objects: arguments by name,
+gradients that must not be there, a learning rate that changed, two threads.
+
+Method.  `build_plan` probes the graph's operators, lays out its Buffers, and wraps the arena executor.
+A call binds the caller's tensors through the program (which raises ShapeMismatch or Stale), runs the steps,
+and rebuilds the user's result.  The recipe (graph, order, facts, layout) is frozen; the executor allocates
+its arena at the first call.
+
+Invariants.  ``predicted_peak_bytes == resident + arena + outputs + what cannot be placed``.  One call at a
+time: others wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.analysis.facts import Facts, OperatorFacts
+from lowtide.analysis.timeline import Timeline, timeline
+from lowtide.capture.program import Program
+from lowtide.errors import UsageError
+from lowtide.ir.graph import Graph
+from lowtide.ir.ops import Aten, Fused
+from lowtide.place.problem import Placement
+from lowtide.run.allocator import Hook, load_hook
+from lowtide.run.arena import ArenaExecutor, Tap
+from lowtide.run.layout import Layout, lay_out
+from lowtide.run.probe import FactsTree, probe, probe_tree, variant_of
+from lowtide.schedule.schedule import Schedule
+
+__all__ = ["Allocations", "Plan", "Recipe", "build_plan", "update_nodes"]
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What a plan does: everything that is saved.  `moves` counts the applied transformations by kind."""
+
+    graph: Graph
+    order: tuple[int, ...]
+    facts: FactsTree
+    layout: Layout
+    unplaced_bytes: int = 0
+    moves: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """Allocator requests of one call: answered from the arena, or not (and then their bytes together)."""
+
+    served: int
+    missed: int
+    missed_bytes: int
+
+
+class Plan:
+    """A step that runs within its predicted peak.
+
+    `plan(*args, **kwargs)` runs an inference; `plan.step(*args, *targets, **kwargs)` a training step.
+    """
+
+    def __init__(
+        self, program: Program, recipe: Recipe, hook: Hook | None = None, *, poison: bool = False
+    ) -> None:
+        self.program = program
+        self.recipe = recipe
+        self._executor = ArenaExecutor(recipe.graph, recipe.order, recipe.facts, recipe.layout, hook, poison)
+        self._lock = threading.Lock()
+        self._updates = update_nodes(program, recipe.graph)
+
+    # -- running --------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output for these arguments.
+
+        Raises ShapeMismatch, Stale, UsageError (the plan is of a training step).
+        """
+        if self.program.mode != "infer":
+            raise UsageError("this plan is a training step", remedy="call plan.step(*args, *targets)")
+        return self._run(args, kwargs, ())
+
+    def step(self, *args: Any, keep_grads: bool = False, **kwargs: Any) -> Any:
+        """One training step: the model's arguments, then the loss's targets.  Returns the loss, detached.
+
+        Parameters, buffers and optimizer state are updated in place; gradients stay None, or are left in
+        `p.grad` with `keep_grads`.  Raises ShapeMismatch, Stale, UsageError (inference; `p.grad` is set).
+        """
+        if self.program.mode != "train":
+            raise UsageError("this plan is an inference", remedy="call plan(*args)")
+        self._check_gradients()
+        count = len(self.program.workload.args)
+        if not keep_grads:
+            return self._run(args[:count], kwargs, args[count:])
+        return self._run_keeping(args[:count], kwargs, args[count:])
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        targets: tuple[Any, ...],
+        taps: Mapping[int, Tap] | None = None,
+    ) -> Any:
+        with self._lock:
+            residents = self.program.bind(args, kwargs, targets)
+            outputs = self._executor.run(residents, self.program.scalars(), taps)
+            self.program.advance()
+        mine, theirs = self.graph.outputs, self.program.graph.outputs
+        named = {old: outputs[new] for old, new in zip(theirs, mine, strict=True)}
+        return self.program.result.rebuild({**residents, **named})
+
+    def _run_keeping(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: tuple[Any, ...]) -> Any:
+        kept: dict[str, Tensor] = {}
+
+        def keep(name: str, gradient: Tensor) -> None:
+            with torch.inference_mode(False):  # the user may compute with it
+                kept[name] = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype)
+            kept[name].copy_(gradient)
+
+        result = self._run(args, kwargs, targets, self.gradient_taps(keep))
+        parameters = dict(self.program.workload.model.named_parameters())
+        for name, gradient in kept.items():
+            parameters[name].grad = gradient
+        return result
+
+    def gradient_taps(self, look: Any) -> dict[int, Tap]:
+        """Taps that call `look(name, gradient)` for every parameter, directly before its update."""
+        taps: dict[int, Tap] = {}
+        for name, node_id in self._updates.items():
+            gradient = self.graph.node[node_id].inputs[1]
+            taps[node_id] = lambda name=name, gradient=gradient: look(name, self._executor.peek(gradient))  # type: ignore[misc]
+        return taps
+
+    def _check_gradients(self) -> None:
+        for name, parameter in self.program.workload.model.named_parameters():
+            if parameter.grad is not None:
+                raise UsageError(
+                    f"parameter {name} already has a gradient",
+                    remedy="call optimizer.zero_grad(set_to_none=True) before plan.step",
+                )
+
+    # -- looking ----------------------------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph:
+        """The program as it runs, with every applied transformation."""
+        return self.recipe.graph
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of its nodes."""
+        return Schedule(self.recipe.order)
+
+    @property
+    def placement(self) -> Placement:
+        """Arena offsets by Buffer id."""
+        return Placement(self.recipe.layout.offsets, self.recipe.layout.nbytes)
+
+    @property
+    def facts(self) -> Facts:
+        """What its operators allocate, as the arena executor runs them."""
+        return self.recipe.facts[()]
+
+    @property
+    def timeline(self) -> Timeline:
+        """Live bytes per step, in-place reuse included."""
+        return timeline(self.graph, self.recipe.order, self.facts, inplace=True)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena."""
+        return self.recipe.layout.nbytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the caller's tensors."""
+        return self.graph.resident_bytes
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Resident bytes, arena, results, and what cannot be placed."""
+        layout = self.recipe.layout
+        return self.resident_bytes + layout.nbytes + layout.output_bytes + self.recipe.unplaced_bytes
+
+    @property
+    def hidden_bytes(self) -> int:
+        """The most that one operator takes outside the allocator: no part of the peak, seen by the kernel only."""
+        return max((facts.hidden_bytes for facts in self.facts.values()), default=0)
+
+    @property
+    def moves(self) -> dict[str, int]:
+        """Applied transformations by kind."""
+        return dict(self.recipe.moves)
+
+    @property
+    def step_count(self) -> int:
+        """Prepared steps per call."""
+        return self._executor.step_count
+
+    def count_allocations(self, *args: Any, **kwargs: Any) -> Allocations:
+        """Run once (`step` or call) and count the allocator requests of its operators."""
+        before = self._executor.table_counts
+        self.step(*args, **kwargs) if self.program.mode == "train" else self(*args, **kwargs)
+        after = self._executor.table_counts
+        return Allocations(*(now - then for now, then in zip(after, before, strict=True)))
+
+
+def update_nodes(program: Program, graph: Graph) -> dict[str, int]:
+    """Parameter name -> its update node in `graph` (an edited form of the program's graph)."""
+    names = {value: name.removeprefix("param:") for name, value in program.names.items()}
+    return {
+        names[node.inputs[0]]: node.id
+        for node in graph.nodes
+        if isinstance(node.op, Fused) and node.op.kind == "update"
+    }
+
+
+def build_plan(
+    program: Program,
+    graph: Graph | None = None,
+    order: Sequence[int] | None = None,
+    *,
+    placement: Placement | None = None,
+    facts: FactsTree | None = None,
+    moves: Mapping[str, int] | None = None,
+    hook: Hook | None = None,
+    poison: bool = False,
+) -> Plan:
+    """A plan that runs `graph` (default: as captured) in `order` (default: program order).
+
+    `placement` gives arena offsets by Buffer id of ``lifetimes(graph, order, facts[()], inplace=True)``;
+    greedy if absent.  `facts` are probed if absent.  `hook` defaults to the process's hook.  `poison` fills
+    dead memory after each step: slow, for tests.
+    """
+    graph = program.graph if graph is None else graph
+    hook = hook or load_hook()
+    steps = tuple(node.id for node in graph.nodes) if order is None else tuple(order)
+    tree = probe_tree(graph, "arena", hook=hook) if facts is None else facts
+    recipe = Recipe(
+        graph=graph,
+        order=steps,
+        facts=tree,
+        layout=lay_out(graph, steps, tree[()], placement),
+        unplaced_bytes=0 if hook else _unplaced_bytes(graph, tree[()]),
+        moves=tuple(sorted((moves or {}).items())),
+    )
+    return Plan(program, recipe, hook, poison=poison)
+
+
+def _unplaced_bytes(graph: Graph, facts: Facts) -> int:
+    """Without a hook: the most that one operator takes beside the arena, its result to be copied included."""
+    reference = probe(graph, "reference")
+    return max((_beside(graph, node_id, facts, reference) for node_id in facts), default=0)
+
+
+def _beside(graph: Graph, node_id: int, facts: Facts, reference: Mapping[int, OperatorFacts]) -> int:
+    op = graph.node[node_id].op
+    given = sum(facts[node_id].output_bytes)
+    if isinstance(op, Aten) and variant_of(op, facts[node_id]) == "out":
+        return max(0, reference[node_id].transient_bytes - given)
+    return reference[node_id].transient_bytes

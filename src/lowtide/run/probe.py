@@ -1,0 +1,272 @@
+"""Facts about operators, by running each distinct one once with made-up operands.
+
+Problem.  What an operator allocates is not in its schema: workspaces, storages larger than the result,
+temporaries for a Python number.  A predicted peak that is true to the byte needs them, and serving an
+operator from planned addresses needs its exact sequence of requests.
+
+Method.  Nodes with equal keys (operator, arguments, operand windows) are one measurement, kept on disk.
+The operator runs twice to warm up and once under the allocator's log: blocks that back a result are
+outputs, blocks that were released are temporaries.  A further run watches the process's high-water mark
+for memory that the allocator does not see.
+
+  reference   the call as the reference executor makes it: everything comes from the allocator;
+  arena       as the arena executor makes it: results in place (out= variant) or served by the hook,
+              temporaries packed into a workspace of the arena.  `variant_of` reads from the facts
+              which of the two it is, so that executor and probe cannot disagree.
+
+Updates follow from their bodies.  The random generator is left as it was.
+
+Invariant.  Never more than one node's operands and results exist.
+Not done.  Fission and swap nodes (assumed from the graph); operators that fail on made-up operands are
+assumed too, with a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lowtide.analysis.facts import Facts, OperatorFacts, Temp, assumed_facts, fresh_outputs
+from lowtide.analysis.key import node_key
+from lowtide.analysis.timeline import timeline
+from lowtide.ir.aten import tensors_of
+from lowtide.ir.graph import Graph, Node
+from lowtide.ir.ops import Aten, Fused
+from lowtide.run.allocator import Hook, load_hook
+from lowtide.run.calls import Call, out_variant, prepare_call, prepare_out_call
+from lowtide.run.events import Block, Log, blocks_of, peak_bytes, record_with_hook, record_with_profiler
+from lowtide.run.layout import lay_out
+from lowtide.run.operands import make_operands
+from lowtide.run.resident import NOISE_BYTES, high_water
+from lowtide.run.store import ProfileStore, machine_key
+from lowtide.run.temps import pack_temps
+
+__all__ = ["FactsTree", "How", "Path", "Variant", "probe", "probe_tree", "variant_of"]
+
+Path = tuple[int, ...]
+FactsTree = Mapping[Path, Facts]
+"""Facts of the program under (), of the body of node n under (n,), and so on inwards."""
+
+How = Literal["reference", "arena"]
+Variant = Literal["out", "served", "copied"]
+
+
+def variant_of(op: Aten, facts: OperatorFacts) -> Variant:
+    """How the arena executor runs `op`: into given outputs, served by the hook, or copied into place."""
+    if any(target >= 0 for _, target in facts.sequence):
+        return "served"
+    return "out" if out_variant(op.overload) is not None else "copied"
+
+
+def probe(
+    graph: Graph, how: How = "reference", *, store: ProfileStore | None = None, hook: Hook | None = None
+) -> dict[int, OperatorFacts]:
+    """Facts of every node of `graph`; measured once per node key, threads, PyTorch version, processor.
+
+    `store` defaults to the user's cache and `hook` to the process's hook.
+    """
+    prober = _Prober(how, store or ProfileStore.default(), hook or load_hook())
+    return prober.facts_of(graph)
+
+
+def probe_tree(
+    graph: Graph, how: How = "arena", *, store: ProfileStore | None = None, hook: Hook | None = None
+) -> dict[Path, Facts]:
+    """`probe` of the graph and of every body in it."""
+    prober = _Prober(how, store or ProfileStore.default(), hook or load_hook())
+    found: dict[Path, Facts] = {}
+    _probe_into(found, prober, graph, ())
+    return found
+
+
+def _probe_into(found: dict[Path, Facts], prober: _Prober, graph: Graph, path: Path) -> None:
+    found[path] = prober.facts_of(graph)
+    for node in graph.nodes:
+        if isinstance(node.op, Fused) and node.op.kind == "update":
+            _probe_into(found, prober, node.op.body, (*path, node.id))
+
+
+@dataclass(frozen=True)
+class _Prober:
+    how: How
+    store: ProfileStore
+    hook: Hook | None
+
+    def facts_of(self, graph: Graph) -> dict[int, OperatorFacts]:
+        assumed = assumed_facts(graph)
+        return {node.id: self._facts(graph, node, assumed[node.id]) for node in graph.nodes}
+
+    def _facts(self, graph: Graph, node: Node, assumed: OperatorFacts) -> OperatorFacts:
+        if isinstance(node.op, Fused) and node.op.kind == "update":
+            return replace(assumed, transient_bytes=sum(assumed.output_bytes) + self._inside(node.op.body))
+        if not isinstance(node.op, Aten) or graph.is_view(node):
+            return assumed
+        key = machine_key("facts", self.how, str(self.hook is not None), node_key(graph, node))
+        known = self.store.read(key)
+        if known is not None:
+            return _parse(known)
+        measured = self._measure(graph, node)
+        if measured is None:
+            return assumed
+        self.store.write(key, _print(measured))
+        return measured
+
+    def _inside(self, body: Graph) -> int:
+        """Bytes that a body holds at once beside its inputs."""
+        facts = self.facts_of(body)
+        order = [node.id for node in body.nodes]
+        if self.how == "arena":
+            return lay_out(body, order, facts).nbytes
+        return timeline(body, order, facts).peak_above_bytes
+
+    def _measure(self, graph: Graph, node: Node) -> OperatorFacts | None:
+        assert isinstance(node.op, Aten)
+        grad_mode = torch.no_grad() if self.how == "reference" else torch.inference_mode()
+        with torch.random.fork_rng(devices=[]), grad_mode:
+            try:
+                operands = make_operands(graph, node)
+                if self.how == "arena" and node.outputs and out_variant(node.op.overload) is not None:
+                    given = self._measure_out(graph, node, operands)
+                    if self.hook is None or not _copies_inside(given):
+                        return given
+                    served = self._measure_result(graph, node, operands)
+                    return min(given, served, key=lambda facts: facts.transient_bytes)
+                return self._measure_result(graph, node, operands)
+            except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
+                warnings.warn(
+                    f"{node.op.overload} (node {node.id}, {node.origin.module or 'no module'}) fails on made-up "
+                    f"operands, its memory is assumed: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return None
+
+    def _measure_result(self, graph: Graph, node: Node, operands: Sequence[Any]) -> OperatorFacts:
+        """The functional call."""
+        assert isinstance(node.op, Aten)
+        call = prepare_call(node.op)
+        _bind(call, operands)
+        result, log, hidden_bytes = self._run(call)
+        results = tensors_of(result) if node.outputs else ()
+        serve = self.how == "reference" or _as_planned(graph, node, results)
+        facts = _describe(log, results) if serve else _describe(log, (), results)
+        sizes = _output_bytes(graph, node, results)
+        return self._finish(node.op, replace(facts, output_bytes=sizes, hidden_bytes=hidden_bytes))
+
+    def _measure_out(self, graph: Graph, node: Node, operands: Sequence[Any]) -> OperatorFacts:
+        """The out= form, with outputs that exist before."""
+        assert isinstance(node.op, Aten)
+        variant = out_variant(node.op.overload)
+        assert variant is not None
+        call = prepare_out_call(node.op, variant)
+        _bind(call, operands)
+        for name, out in zip(variant.names, node.outputs, strict=True):
+            meta = graph.values[out].meta
+            call.kwargs[name] = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
+        _, log, hidden_bytes = self._run(call)
+        sizes = [0] * len(node.outputs)
+        for storage, positions in fresh_outputs(graph, node).items():
+            sizes[positions[0]] = graph.storages[storage].nbytes
+        facts = _describe(log, ())
+        return self._finish(node.op, replace(facts, output_bytes=tuple(sizes), hidden_bytes=hidden_bytes))
+
+    def _run(self, call: Call) -> tuple[Any, Log, int]:
+        for _ in range(2):  # caches inside libraries fill
+            call()
+        if self.hook is not None:
+            result, log = record_with_hook(self.hook, call)
+        else:
+            result, log = record_with_profiler(call)
+        again, rise = high_water(call)
+        del again
+        hidden_bytes = (rise or 0) - peak_bytes(log)
+        return result, log, hidden_bytes if hidden_bytes >= NOISE_BYTES else 0
+
+    def _finish(self, op: Aten, facts: OperatorFacts) -> OperatorFacts:
+        """In the arena temporaries are packed; without a hook they are not in it."""
+        if self.how == "reference":
+            return facts
+        workspace = pack_temps(op, facts).nbytes if self.hook is not None else 0
+        return replace(facts, transient_bytes=sum(facts.output_bytes) + workspace)
+
+
+def _bind(call: Call, operands: Sequence[Any]) -> None:
+    for index, operand in enumerate(operands):
+        call.bind(index, operand)
+
+
+def _copies_inside(facts: OperatorFacts) -> bool:
+    """Whether an out= form seems to make its result elsewhere and to copy it."""
+    largest = max((temp.nbytes for temp in facts.temps), default=0)
+    return largest >= max(facts.output_bytes, default=0) > 0
+
+
+def _as_planned(graph: Graph, node: Node, results: Sequence[Tensor]) -> bool:
+    """Whether the results have the windows that the graph gives them, each output in a block of its own."""
+    metas = [graph.values[out].meta for out in node.outputs]
+    return len(metas) == len(results) and all(
+        tuple(result.shape) == meta.shape
+        and result.stride() == meta.stride
+        and result.dtype == meta.dtype
+        and result.storage_offset() == graph.values[out].offset
+        for result, meta, out in zip(results, metas, node.outputs, strict=True)
+    )
+
+
+def _output_bytes(graph: Graph, node: Node, results: Sequence[Tensor]) -> tuple[int, ...]:
+    fresh = {position for positions in fresh_outputs(graph, node).values() for position in positions}
+    return tuple(
+        result.untyped_storage().nbytes() if position in fresh else 0
+        for position, result in enumerate(results[: len(node.outputs)])
+    )
+
+
+def _describe(log: Log, results: Sequence[Tensor], dropped: Sequence[Tensor] = ()) -> OperatorFacts:
+    """Temporaries and the request sequence; blocks behind `results` are outputs.
+
+    Results that are `dropped` after a copy are temporaries to the end.  Any other block that is still held is
+    a library's own: it ends the sequence, so that it is never served from the arena.
+    """
+    backing: dict[int, int] = {}
+    for position, result in enumerate(results):
+        backing.setdefault(result.untyped_storage().data_ptr(), position)
+    passing = {result.untyped_storage().data_ptr() for result in dropped}
+    blocks = blocks_of(log)
+    stop = 2 * len(blocks) + 1
+    temps: list[Temp] = []
+    sequence: list[tuple[int, int]] = []
+    for block in blocks:
+        if block.stop is None and block.address in backing:
+            sequence.append((block.nbytes, backing[block.address]))
+        elif block.stop is None and block.address not in passing:
+            break
+        else:
+            temps.append(_temp_of(block, stop))
+            sequence.append((block.nbytes, -len(temps)))
+    return OperatorFacts((), peak_bytes(log), tuple(temps), tuple(sequence))
+
+
+def _temp_of(block: Block, stop: int) -> Temp:
+    return Temp(block.nbytes, block.start, stop if block.stop is None else block.stop)
+
+
+def _print(facts: OperatorFacts) -> str:
+    temps = [[temp.nbytes, temp.start, temp.stop] for temp in facts.temps]
+    return json.dumps([facts.output_bytes, facts.transient_bytes, temps, facts.sequence, facts.hidden_bytes])
+
+
+def _parse(text: str) -> OperatorFacts:
+    outputs, transient_bytes, temps, sequence, hidden_bytes = json.loads(text)
+    return OperatorFacts(
+        output_bytes=tuple(outputs),
+        transient_bytes=transient_bytes,
+        temps=tuple(Temp(*temp) for temp in temps),
+        sequence=tuple((nbytes, target) for nbytes, target in sequence),
+        hidden_bytes=hidden_bytes,
+    )
