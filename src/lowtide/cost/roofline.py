@@ -76,8 +76,15 @@ def node_flops(graph: Graph, node: Node) -> int:
     inputs = [_blank(graph.values[value]) for value in node.inputs]
     args = [substitute(arg, inputs) for arg in node.op.args]
     kwargs = {name: substitute(arg, inputs) for name, arg in node.op.kwargs}
-    result: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
-    return int(formula(*args, **kwargs, out_val=result))
+    return int(formula(*args, **kwargs, out_val=_results(node.op, args, outputs)))
+
+
+def _results(op: Aten, args: list[Any], outputs: list[torch.Tensor]) -> Any:
+    """The outputs in the places where the operator returns them; absent gradients are None."""
+    if op.overload == "aten.convolution_backward.default":
+        remaining = iter(outputs)
+        return tuple(next(remaining) if wanted else None for wanted in args[-1])
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _blank(value: Value) -> torch.Tensor:

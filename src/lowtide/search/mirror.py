@@ -25,8 +25,12 @@ from lowtide.analysis.facts import Facts, fresh_bytes, workspace_bytes
 from lowtide.analysis.inplace import donors
 from lowtide.ir import Graph, Node
 from lowtide.ir.random import is_random
+from lowtide.transforms.remat import clone_reads
 
-__all__ = ["Evaluation", "Mirror", "build_mirror"]
+__all__ = ["ILLEGAL", "Evaluation", "Mirror", "build_mirror"]
+
+ILLEGAL = 2**62
+"""The peak of a set that no program can have."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -69,13 +73,21 @@ class Mirror:
     cost: Floats
     late: Bools
     pinned: Bools  # runs even if nobody reads its outputs
+    old_start: Ints  # node -> resident storages that its clone reads and some node overwrites
+    old: Ints
+    write_start: Ints  # node -> resident storages that it overwrites, same numbering as `old`
+    writes: Ints
     kept: Bools  # storage is a graph output
 
     def evaluate(self, chosen: Bools) -> Evaluation:
-        """Peak and latency when the storages in `chosen` are recomputed for the late nodes."""
+        """Peak and latency when the storages in `chosen` are recomputed for the late nodes.
+
+        A set whose clones would read a weight after its update has the peak `ILLEGAL`.
+        """
         peak, latency, live, steps, copy, last, first = _evaluate(
             chosen, self.nbytes, self.owner, self.read_start, self.reads, self.made_start, self.made,
             self.reuse_start, self.reuse_in, self.workspace, self.cost, self.late, self.pinned, self.kept,
+            self.old_start, self.old, self.write_start, self.writes,
         )  # fmt: skip
         return Evaluation(int(peak), float(latency), live, steps, copy, last, first)
 
@@ -108,6 +120,7 @@ def build_mirror(
     made_start, made_flat = _ragged(made)
     reuse_start, reuse_in = _ragged(reuse)
     kept = {graph.values[value].storage for value in graph.outputs}
+    old_start, old, write_start, writes = _hazards(graph, nodes)
     return Mirror(
         node_ids=tuple(node.id for node in nodes),
         storage_ids=tuple(storages),
@@ -123,8 +136,21 @@ def build_mirror(
         cost=np.array([costs.get(node.id, 0.0) for node in nodes], np.float64),
         late=np.array([node.id in late for node in nodes], np.bool_),
         pinned=np.array([_is_pinned(node) for node in nodes], np.bool_),
+        old_start=old_start,
+        old=old,
+        write_start=write_start,
+        writes=writes,
         kept=np.array([storage in kept for storage in storages], np.bool_),
     )
+
+
+def _hazards(graph: Graph, nodes: Sequence[Node]) -> tuple[Ints, Ints, Ints, Ints]:
+    """Reads of clones and writes, on the storages that some node overwrites."""
+    written = dict.fromkeys(graph.values[value].storage for node in nodes for value in node.writes)
+    number = {storage: index for index, storage in enumerate(written)}
+    reads = [[number[s] for s in sorted(clone_reads(graph, node)) if s in number] for node in nodes]
+    writes = [[number[graph.values[value].storage] for value in node.writes] for node in nodes]
+    return *_ragged(reads), *_ragged(writes)
 
 
 def _is_pinned(node: Node) -> bool:
@@ -149,15 +175,19 @@ def _sizes(graph: Graph, facts: Facts, storages: Sequence[int]) -> Ints:
 
 
 @numba.njit(cache=True)  # type: ignore[misc, unused-ignore]
-def _emit(chosen, owner, read_start, reads, made_start, made, late):  # type: ignore[no-untyped-def]
+def _emit(chosen, owner, read_start, reads, made_start, made, late, old_start, old, write_start, writes):  # type: ignore[no-untyped-def]
     """The program with clones before their first late reader, as `remat.apply` emits it."""
     count = late.size
     steps = np.empty(2 * count, np.int64)
     copy = np.zeros(2 * count, np.bool_)
     have = np.zeros(owner.size, np.bool_)
     stack = np.empty(reads.size + owner.size + 1, np.int64)
+    gone = np.zeros(writes.size + 1, np.bool_)
+    legal = True
     length = 0
     for node in range(count):
+        for w in range(write_start[node], write_start[node + 1]):
+            gone[writes[w]] = True
         if late[node]:
             for r in range(read_start[node], read_start[node + 1]):
                 top = 0
@@ -177,6 +207,8 @@ def _emit(chosen, owner, read_start, reads, made_start, made, late):  # type: ig
                             top += 1
                     if top > before:
                         continue
+                    for h in range(old_start[maker], old_start[maker + 1]):
+                        legal = legal and not gone[old[h]]
                     steps[length] = maker
                     copy[length] = True
                     length += 1
@@ -186,7 +218,7 @@ def _emit(chosen, owner, read_start, reads, made_start, made, late):  # type: ig
                     top -= 1
         steps[length] = node
         length += 1
-    return steps[:length], copy[:length]
+    return steps[:length], copy[:length], legal
 
 
 @numba.njit(cache=True)  # type: ignore[misc, unused-ignore]
@@ -215,9 +247,11 @@ def _drop_dead(steps, copy, chosen, read_start, reads, made_start, made, late, p
 @numba.njit(cache=True)  # type: ignore[misc, unused-ignore]
 def _evaluate(  # type: ignore[no-untyped-def]
     chosen, nbytes, owner, read_start, reads, made_start, made, reuse_start, reuse_in, workspace,
-    cost, late, pinned, kept,
+    cost, late, pinned, kept, old_start, old, write_start, writes,
 ):  # fmt: skip
-    steps, copy = _emit(chosen, owner, read_start, reads, made_start, made, late)
+    steps, copy, legal = _emit(
+        chosen, owner, read_start, reads, made_start, made, late, old_start, old, write_start, writes
+    )
     runs = _drop_dead(steps, copy, chosen, read_start, reads, made_start, made, late, pinned, kept)
     steps, copy = steps[runs], copy[runs]
     total = nbytes.size
@@ -265,6 +299,9 @@ def _evaluate(  # type: ignore[no-untyped-def]
                 live[k] -= size
                 break
     peak = live.max() if live.size > 0 else 0
+    if not legal:
+        peak = ILLEGAL
+        live[:] = ILLEGAL // max(live.size, 1)
     return peak, latency, live, steps, copy, last_early, first_late
 
 
@@ -273,4 +310,7 @@ def warm_up() -> None:
     empty = cast(Any, np.zeros(0, np.int64))
     none = np.zeros(0, np.bool_)
     zero = np.zeros(1, np.int64)
-    _evaluate(none, empty, empty, zero, empty, zero, empty, zero, empty, empty, np.zeros(0), none, none, none)
+    _evaluate(
+        none, empty, empty, zero, empty, zero, empty, zero, empty, empty, np.zeros(0), none, none, none,
+        zero, empty, zero, empty,
+    )  # fmt: skip

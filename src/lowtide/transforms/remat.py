@@ -6,10 +6,12 @@ rewrite:    a set of storages R and a set of *late* nodes.  Every late node that
             so a segment of any length is one edit (MAGIS clones one operator at a time: a chain of k
             needs k moves, each of which alone gains nothing).
 legal when: the producer is neither random nor writes, is not late itself, its output is not an output
-            of the graph, and no storage that it reads is overwritten before its copy is made.
+            of the graph, and no storage that it reads is overwritten before its copy is made (`apply`
+            refuses that).
 effect:     an original of R dies at its last early reader; a copy lives from its first to its last
             late reader; sources outside R live until the last clone that reads them; the clones' time
-            is added.  Bit-equal: the same operators on the same inputs.
+            is added.  Bit-equal: the same kernels on the same inputs.  A BatchNorm clone is the form
+            without running statistics: they are updated once, by the original.
 
 Not done here: choosing R (`lowtide.search.recompute`) and reordering.
 """
@@ -19,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from lowtide.ir import Edit, Graph, Node, Storage, Value
+from lowtide.ir import Aten, Edit, Graph, Node, Op, Ref, Storage, Value
 from lowtide.ir.graph import Role
+from lowtide.ir.ops import refs_in
 from lowtide.ir.random import is_random
 
-__all__ = ["RematCandidate", "apply", "late_nodes", "recomputable", "segments"]
+__all__ = ["RematCandidate", "apply", "clone_reads", "late_nodes", "recomputable", "segments"]
 
 _LATE_PHASES = frozenset({"backward", "clip", "update"})
 
@@ -54,7 +57,7 @@ def recomputable(graph: Graph, late: frozenset[int]) -> frozenset[int]:
     """The storages that may be recomputed for the nodes in `late`."""
     owner = owner_of(graph)
     kept = {graph.values[value].storage for value in graph.outputs}
-    overwritten = {graph.values[value].storage for node in graph.nodes for value in node.writes}
+    overwritten = {graph.values[v].storage for n in graph.nodes if n.id not in late for v in n.writes}
     read_late = {graph.values[v].storage for n in graph.nodes if n.id in late for v in n.inputs}
     found: set[int] = set()
     for storage, producer in owner.items():
@@ -63,12 +66,35 @@ def recomputable(graph: Graph, late: frozenset[int]) -> frozenset[int]:
             continue
         if graph.storages[storage].role.resident or graph.storages[storage].role is Role.HOST:
             continue
-        if any(graph.values[value].storage in overwritten for value in node.inputs):
-            # The original may be read before the write and the copy after it.
-            continue
+        if overwritten.intersection(clone_reads(graph, node)):
+            continue  # the original reads the old content, a later copy would read the new one
         found.add(storage)
     reach = _needed_by(graph, owner, read_late & found, found)
     return frozenset(reach)
+
+
+_WITHOUT_STATISTICS = "aten._native_batch_norm_legit.no_stats"
+_WITH_STATISTICS = "aten._native_batch_norm_legit_functional.default"
+
+
+def _clone_of(node: Node) -> tuple[Op, tuple[int, ...], int]:
+    """Operation, inputs and number of outputs of a node's clone.
+
+    BatchNorm: (x, weight, bias, mean, var, training, momentum, eps) loses mean and var, and with them
+    the outputs that would become the new running statistics.
+    """
+    op = node.op
+    if isinstance(op, Aten) and op.overload == _WITH_STATISTICS and op.args[5] is True:
+        args = (*op.args[:3], *op.args[5:])
+        kept = sorted(set(refs_in(args)))
+        renumbered = tuple(Ref(kept.index(a.index)) if isinstance(a, Ref) else a for a in args)
+        return Aten(_WITHOUT_STATISTICS, renumbered), tuple(node.inputs[k] for k in kept), 3
+    return op, node.inputs, len(node.outputs)
+
+
+def clone_reads(graph: Graph, node: Node) -> frozenset[int]:
+    """The storages that a clone of `node` would read."""
+    return frozenset(graph.values[value].storage for value in _clone_of(node)[1])
 
 
 def _needed_by(graph: Graph, owner: Mapping[int, int], seeds: set[int], allowed: set[int]) -> set[int]:
@@ -106,6 +132,7 @@ class _Rewriter:
         self.storages: dict[int, Storage] = dict(graph.storages)
         self.nodes: list[Node] = []
         self.copies: dict[int, int] = {}
+        self.written: set[int] = set()
         self.next_value = max(self.values, default=0) + 1
         self.next_storage = max(self.storages, default=0) + 1
         self.next_node = max((node.id for node in graph.nodes), default=0) + 1
@@ -133,7 +160,8 @@ class _Rewriter:
     def emit_clone(self, node: Node) -> None:
         fresh: dict[int, int] = {}
         outputs: list[int] = []
-        for out in node.outputs:
+        op, sources, count = _clone_of(node)
+        for out in node.outputs[:count]:
             old = self.graph.values[out]
             storage = self.storage_of_copy(node, old, fresh)
             self.values[self.next_value] = Value(self.next_value, old.meta, storage, old.offset)
@@ -141,9 +169,15 @@ class _Rewriter:
                 self.copies[out] = self.next_value
             outputs.append(self.next_value)
             self.next_value += 1
-        inputs = tuple(self.copies.get(value, value) for value in node.inputs)
-        self.nodes.append(replace(node, id=self.next_node, inputs=inputs, outputs=tuple(outputs)))
+        self.refuse_overwritten(node)
+        inputs = tuple(self.copies.get(value, value) for value in sources)
+        self.nodes.append(replace(node, id=self.next_node, op=op, inputs=inputs, outputs=tuple(outputs)))
         self.next_node += 1
+
+    def refuse_overwritten(self, node: Node) -> None:
+        late_reads = self.written & clone_reads(self.graph, node)
+        if late_reads:
+            raise ValueError(f"a copy of node {node.id} would read storages {sorted(late_reads)} after their update")
 
     def storage_of_copy(self, node: Node, old: Value, fresh: dict[int, int]) -> int:
         for value in node.inputs:
@@ -157,6 +191,7 @@ class _Rewriter:
         return fresh[old.storage]
 
     def emit(self, node: Node, late: frozenset[int]) -> None:
+        self.written.update(self.graph.values[value].storage for value in node.writes)
         if node.id not in late:
             self.nodes.append(node)
             return

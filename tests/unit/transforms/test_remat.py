@@ -8,7 +8,7 @@ from lowtide.analysis.facts import assumed_facts
 from lowtide.analysis.timeline import timeline
 from lowtide.ir import Graph
 from lowtide.ir.text import parse_graph
-verify = print  # TMP
+from lowtide.ir.verify import verify
 from lowtide.transforms.remat import RematCandidate, apply, late_nodes, recomputable, segments
 
 CHAIN = """
@@ -17,7 +17,7 @@ input %1: f32[16] param
 %2: f32[8,16] = aten.exp.default(%0)            # a m.py:1 forward
 %3: f32[8,16] = aten.sin.default(%2)            # a m.py:2 forward
 %4: f32[8,16] = aten.cos.default(%3)            # b m.py:3 forward
-%5: f32[] = aten.sum.default(%4)                # - m.py:4 loss
+%5: f32[] output = aten.sum.default(%4)                # - m.py:4 loss
 %6: f32[8,16] = aten.mul.Tensor(%4, %3)         # b m.py:3 backward
 %7: f32[8,16] = aten.mul.Tensor(%6, %2)         # a m.py:2 backward
 %8: f32[16] = aten.sum.dim_IntList(%7, [0])     # a m.py:1 backward
@@ -59,7 +59,7 @@ def test_a_segment_is_one_edit_and_clones_read_clones() -> None:
 def test_an_original_without_early_readers_moves() -> None:
     """A value that only late nodes read is computed once, late."""
     text = CHAIN.replace("%7: f32[8,16] = aten.mul.Tensor(%6, %2)", "%7: f32[8,16] = aten.mul.Tensor(%6, %9)")
-    text = text.replace("%5: f32[] =", "%9: f32[8,16] = aten.neg.default(%0)  # a m.py:9 forward\n%5: f32[] =")
+    text = text.replace("%5: f32[] output =", "%9: f32[8,16] = aten.neg.default(%0)  # a m.py:9 forward\n%5: f32[] output =")
     graph = parse_graph(text)
     edit = apply(graph, RematCandidate(storages(graph, 9), late_nodes(graph)))
     verify(edit.graph)
@@ -86,10 +86,18 @@ def test_random_results_are_never_recomputed() -> None:
         apply(graph, RematCandidate(storages(graph, 2), late_nodes(graph)))
 
 
-def test_readers_of_what_is_overwritten_are_never_recomputed() -> None:
-    """A copy made after a weight's update would be computed from the new weight."""
-    graph = parse_graph(CHAIN.replace("aten.sin.default(%2) ", "aten.add.Tensor(%2, %1)"))
-    assert storages(graph, 3).isdisjoint(recomputable(graph, late_nodes(graph)))
+def test_a_copy_never_reads_an_updated_weight() -> None:
+    """Late updates are allowed as long as each copy is made before them."""
+    text = CHAIN.replace("aten.sin.default(%2) ", "aten.add.Tensor(%2, %1)")
+    graph = parse_graph(text)
+    late = late_nodes(graph)
+    assert storages(graph, 3) <= recomputable(graph, late)
+    verify(apply(graph, RematCandidate(storages(graph, 3), late)).graph)
+    first, last = "%6: f32[8,16] =", "n20: aten.add_.Tensor(%1!, %0)  # - - update\n"
+    early_update = text.replace(first, last + first).replace("n20: aten.add_.Tensor(%1!, %8)", "n21: aten.add_.Tensor(%1!, %8)")
+    graph = parse_graph(early_update)
+    with pytest.raises(ValueError, match="after their update"):
+        apply(graph, RematCandidate(storages(graph, 3), late_nodes(graph)))
 
 
 def test_segments_follow_modules() -> None:
