@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from lowtide.ir.graph import Graph, Node, TensorMeta
 from lowtide.ir.ops import Fission, Fused, Merge, Part, Slice
+from lowtide.ir.spelling import spell_meta, spell_slice
 
 __all__ = ["Finding", "fission_faults", "fused_faults"]
 
@@ -39,9 +40,9 @@ def fused_faults(graph: Graph, node: Node, op: Fused) -> Iterator[Finding]:
             yield Finding(f"the node has {len(ours)} {word}s, its body {len(theirs)}", node.id, ours)
             return
         for position, (outer, inner) in enumerate(zip(ours, theirs, strict=True)):
-            metas = graph.values[outer].meta, body.values[inner].meta
-            if metas[0] != metas[1]:
-                what = f"{word} {position}: %{outer} is {metas[0]}, the body's %{inner} is {metas[1]}"
+            given, taken = graph.values[outer].meta, body.values[inner].meta
+            if given != taken:
+                what = f"{word} {position}: %{outer} is {spell_meta(given)}, in the body {spell_meta(taken)}"
                 yield Finding(what, node.id, (outer,))
     yield from _alias_faults(graph, node, body)
     yield from _written_faults(graph, node, body)
@@ -114,10 +115,10 @@ def _slice_fault(outer: TensorMeta, piece: Slice, inner: TensorMeta) -> str:
     shape = list(outer.shape)
     if piece.axis is not None:
         if not 0 <= piece.axis < len(shape) or not 0 <= piece.start < piece.stop <= shape[piece.axis]:
-            return f"slice {piece} is not inside {outer.shape}"
+            return f"{spell_slice(piece)} is not inside {spell_meta(outer)}"
         shape[piece.axis] = piece.stop - piece.start
     if (tuple(shape), outer.dtype, outer.device) != (inner.shape, inner.dtype, inner.device):
-        return f"slice {piece} is {outer.dtype} {tuple(shape)}, the body has {inner.dtype} {inner.shape}"
+        return f"{spell_slice(piece)} of {spell_meta(outer)}, but the body has {spell_meta(inner)}"
     return ""
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 
 from lowtide.ir.graph import Role, TensorMeta, Value
-from lowtide.ir.ops import Arg, Ref
+from lowtide.ir.ops import Arg, Ref, Slice
 
 __all__ = [
     "DTYPES",
@@ -32,6 +32,7 @@ __all__ = [
     "default_bytes",
     "spell_arg",
     "spell_meta",
+    "spell_slice",
     "spell_string",
 ]
 
@@ -122,6 +123,13 @@ def spell_arg(arg: Arg, spell_ref: Callable[[Ref], str]) -> str:
     if arg is None or isinstance(arg, int | float) or word in NAMED:
         return word
     raise TextError(f"{arg!r} of type {type(arg).__name__} has no printed form; it is no Arg")
+
+
+def spell_slice(piece: Slice) -> str:
+    """``0:4:8`` for rows 4 to 8, ``*`` for the whole."""
+    if piece == Slice(None):
+        return "*"
+    return f"{'*' if piece.axis is None else piece.axis}:{piece.start}:{piece.stop}"
 
 
 def spell_string(text: str) -> str:

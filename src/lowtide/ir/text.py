@@ -42,9 +42,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lowtide.ir.graph import Graph, Node, Origin, Role, Storage, Value
-from lowtide.ir.ops import Aten, Fission, Fused, Load, Op, Part, Ref, Scalar, Slice, Store, refs_in
+from lowtide.ir.ops import Aten, Fission, Fused, Load, Op, Part, Ref, Scalar, Store, refs_in
 from lowtide.ir.parser import parse_graph
-from lowtide.ir.spelling import TextError, default_bytes, spell_arg, spell_meta, spell_string
+from lowtide.ir.spelling import TextError, default_bytes, spell_arg, spell_meta, spell_slice, spell_string
 
 __all__ = ["TextError", "parse_graph", "print_graph", "print_node"]
 
@@ -62,7 +62,7 @@ def print_graph(graph: Graph) -> str:
 def print_node(graph: Graph, node: Node) -> str:
     """The line of one node, for messages; bodies are left out, unknown values are marked ``?``."""
     printer = _Printer(graph)
-    printer.seen.update(graph.storages)
+    printer.seen.update(graph.values[value].storage for value in node.inputs if value in graph.values)
     return next(printer.node(node))
 
 
@@ -173,14 +173,8 @@ def _bodies(op: Op) -> Iterator[str]:
 
 
 def _spell_part(part: Part) -> str:
-    inputs = ", ".join(map(_spell_slice, part.inputs))
-    return f"part {part.body} [{inputs}] -> [{', '.join(map(_spell_slice, part.outputs))}]"
-
-
-def _spell_slice(piece: Slice) -> str:
-    if piece == Slice(None):
-        return "*"
-    return f"{'*' if piece.axis is None else piece.axis}:{piece.start}:{piece.stop}"
+    inputs = ", ".join(map(spell_slice, part.inputs))
+    return f"part {part.body} [{inputs}] -> [{', '.join(map(spell_slice, part.outputs))}]"
 
 
 def _spell_origin(origin: Origin) -> str:

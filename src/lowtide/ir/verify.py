@@ -77,7 +77,7 @@ def _verify(subject: _Subject, where: str) -> None:
     for node in subject.graph.nodes:
         for number, body in enumerate(_bodies(node)):
             kind = type(node.op).__name__
-            _verify(_Subject(body, kind), f", in body {number} of {kind} node {node.id}{where}")
+            _verify(_Subject(body, kind), f"; in body {number} of {kind} node {node.id}{where}")
 
 
 def _bodies(node: Node) -> tuple[Graph, ...]:
@@ -91,7 +91,7 @@ def _bodies(node: Node) -> tuple[Graph, ...]:
 
 def _locate(graph: Graph, finding: Finding) -> str:
     node = next((node for node in graph.nodes if node.id == finding.node), None)
-    return "" if node is None else f" at node {node.id}: `{print_node(graph, node)}`"
+    return "" if node is None else f"; node {node.id}: `{print_node(graph, node)}`"
 
 
 def _ids(subject: _Subject) -> Iterator[Finding]:
@@ -305,9 +305,11 @@ def _tiers(subject: _Subject) -> Iterator[Finding]:
             stored[graph.values[node.outputs[0]].storage] = op.tier
         for value in node.inputs:
             tier = stored.get(graph.values[value].storage)
-            if tier != (op.tier if isinstance(op, Load) else None):
-                what = f"%{value} is on tier {tier or 'device'}; only its Loads may read it"
+            if isinstance(op, Load) and tier != op.tier:
+                what = f"%{value} is on tier {tier or 'device'}, the Load reads {op.tier}"
                 yield Finding(what, node.id, (value,))
+            elif tier and not isinstance(op, Load):
+                yield Finding(f"%{value} is on tier {tier}; only its Loads may read it", node.id, (value,))
 
 
 _CHECKS: dict[int, Callable[[_Subject], Iterator[Finding]]] = {
