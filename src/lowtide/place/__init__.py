@@ -1,0 +1,1 @@
+"""Placement: from lifetimes to offsets in one arena."""
