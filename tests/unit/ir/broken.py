@@ -191,7 +191,11 @@ BROKEN: list[tuple[int, Build, str]] = [
     ),
     (15, swapped(SWAP, ('load("disk"', 'load("host"')), "%2 is on tier disk, the Load reads host"),
     (15, swapped(SWAP, ("default(%3)", "default(%2)")), "only its Loads"),
-    (15, swapped(SWAP, ('load("disk", %2)', 'load("disk", %1)')), "%1 is on tier device, the Load reads disk"),
+    (
+        15,
+        swapped(SWAP, ('load("disk", %2)', 'load("disk", %1)')),
+        "%1 is on tier device, the Load reads disk",
+    ),
     (15, swapped(SWAP, ("%3: f32[4] =", "%3: f32[2] =")), "unlike its original"),
     (15, swapped(SWAP, ("%2: f32[4] =", "%2: f32[4] @s1 =")), "shares its original's storage"),
 ]
