@@ -1,0 +1,305 @@
+"""Which loops a kernel runs: stages of rows, and the passes over a row.
+
+Problem.  Softmax needs three passes over a row, layer norm three, their backward two sums and a map.  Run one
+after the other over the whole tensor, each pass streams it through memory again; run row by row, the
+row stays in L1 (AStitch's *regional* scheme; its *global* scheme is two stages with a barrier).
+
+Method.  Every reduction and every store is an item over its own axes.  A stage is a space of `rows` x `cols`;
+an item joins a stage if its axes split into row axes and column axes of these sizes such that it sees the
+stage's reductions only at its own row.  Items that cannot (a bias gradient reads all rows) open another
+stage.  Axes are then flattened into one row and one column variable and split again only where an index
+divides, so contiguous tensors of any rank run as one plain loop.
+
+Invariants.  Stages run in order with a barrier between them; a reduction read outside its stage goes through
+scratch memory.  Within a stage, pass k may read reductions of passes < k at the same row.
+Not done here: tiling of transposes and C text (`c`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from lowtide.fusion.codegen.expr import Expr, walk
+from lowtide.fusion.codegen.index import Index, Quotient, Remainder, Var, flatten, unflatten
+from lowtide.fusion.codegen.tensor import Kernel, Reduction, Store, Unfusable
+
+__all__ = ["Item", "Placed", "Stage", "plan_stages"]
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One reduction or store with its axes; `kept` counts the leading axes that a reduction keeps."""
+
+    name: str
+    sizes: tuple[int, ...]
+    kept: int | None
+    build: Callable[[tuple[Index, ...]], Expr]
+    reduction: Reduction | None = None
+    store: Store | None = None
+
+    @property
+    def numel(self) -> int:
+        """Number of points of its space."""
+        return prod(self.sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """An item inside a stage: its value and (for a store) its place at row and column; `row_only` items
+    have no column."""
+
+    item: Item
+    value: Expr
+    place: Index
+    row_only: bool
+
+
+@dataclass(eq=False)
+class Stage:
+    """``rows x cols`` points; `rows` is 0 for a flat element-wise stage of `cols` points."""
+
+    rows: int
+    cols: int
+    members: list[tuple[Item, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    row_parts: tuple[Var, ...] = ()
+    col_parts: tuple[Var, ...] = ()
+    row: Index = Index()
+    col: Index = Index()
+    placed: tuple[Placed, ...] = ()
+
+    @property
+    def flat(self) -> bool:
+        """Whether it is element-wise without rows."""
+        return self.rows == 0
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Reductions computed here."""
+        return frozenset(item.name for item, _, _ in self.members if item.reduction is not None)
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Buffers read here."""
+        return frozenset(
+            node.leaf.source
+            for placed in self.placed
+            for node in walk(placed.value)
+            if node.leaf is not None and node.leaf.kind == "load"
+        )
+
+
+def _items(kernel: Kernel) -> Iterator[Item]:
+    for reduction in kernel.reductions:
+        count = len(reduction.kept)
+
+        def build(ix: tuple[Index, ...], r: Reduction = reduction, n: int = count) -> Expr:
+            return r.element(ix[:n], ix[n:])
+
+        yield Item(reduction.name, reduction.kept + reduction.reduced, count, build, reduction=reduction)
+    for number, store in enumerate(kernel.stores):
+        yield Item(f"s{number}", store.tensor.shape, None, store.tensor.at, store=store)
+
+
+def plan_stages(kernel: Kernel) -> tuple[Stage, ...]:
+    """Stages that compute everything the stores need, in order."""
+    items = [item for item in _items(kernel) if item.store is None or item.numel]
+    needed = _live(items)
+    stages: list[Stage] = []
+    home: dict[str, int] = {}
+    for item in items:
+        if item.reduction is None or item.name in needed:
+            home[item.name] = _assign(item, stages, home)
+    for stage in stages:
+        _settle(stage)
+    _check_writes(stages)
+    return tuple(stages)
+
+
+def _axis_vars(item: Item) -> tuple[Index, ...]:
+    return tuple(Index.of(Var(f"d{k}", size)) for k, size in enumerate(item.sizes))
+
+
+def _references(item: Item) -> list[tuple[str, Index]]:
+    """(reduction, place) that the item reads, over its own axes."""
+    found = []
+    for node in walk(item.build(_axis_vars(item))):
+        if node.leaf is not None and node.leaf.kind == "reduced":
+            found.append((node.leaf.source, node.leaf.index))
+    return found
+
+
+def _live(items: Sequence[Item]) -> frozenset[str]:
+    """Reductions that some store needs."""
+    needed: set[str] = set()
+    for item in reversed(items):
+        if item.store is not None or item.name in needed:
+            needed.update(source for source, _ in _references(item))
+    return frozenset(needed)
+
+
+def _assign(item: Item, stages: list[Stage], home: dict[str, int]) -> int:
+    """Put `item` into the first stage that fits, or open one; returns its number."""
+    references = _references(item)
+    first = max((home[source] for source, _ in references), default=0)
+    for number in range(first, len(stages)):
+        stage = stages[number]
+        local = [place for source, place in references if home[source] == number]
+        split = _fit(item, stage, local)
+        if split is not None:
+            stage.members.append((item, *split))
+            return number
+    stages.append(_open(item))
+    return len(stages) - 1
+
+
+def _open(item: Item) -> Stage:
+    axes = tuple(range(len(item.sizes)))
+    if item.kept is None:
+        return Stage(0, item.numel, [(item, (), axes)])
+    rows, cols = axes[: item.kept], axes[item.kept :]
+    return Stage(prod(item.sizes[: item.kept]), prod(item.sizes[item.kept :]), [(item, rows, cols)])
+
+
+def _fit(item: Item, stage: Stage, local: Sequence[Index]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """How the item's axes split into the stage's rows and columns; None if they do not."""
+    axes = tuple(k for k, size in enumerate(item.sizes) if size > 1)
+    if stage.flat:
+        fits = item.kept is None and item.numel == stage.cols and not local
+        return ((), axes) if fits else None
+    if stage.rows == 0 or (item.kept is None and stage.cols <= 1):
+        return None
+    rows = _row_axes(item, stage, local, axes)
+    if rows is None:
+        return None
+    cols = tuple(k for k in axes if k not in rows)
+    width = prod(item.sizes[k] for k in cols)
+    if prod(item.sizes[k] for k in rows) != stage.rows or (width != stage.cols and (width != 1 or item.kept is not None)):
+        return None
+    row = flatten([_axis_vars(item)[k] for k in rows], [item.sizes[k] for k in rows])
+    return (rows, cols) if all(place == row for place in local) else None
+
+
+def _row_axes(item: Item, stage: Stage, local: Sequence[Index], axes: Sequence[int]) -> tuple[int, ...] | None:
+    if item.kept is not None:
+        return tuple(k for k in axes if k < item.kept)
+    if local:
+        return _decode(local[0], item)
+    lead: list[int] = []
+    for axis in axes:
+        if prod(item.sizes[k] for k in lead) >= stage.rows:
+            break
+        lead.append(axis)
+    return tuple(lead)
+
+
+def _decode(place: Index, item: Item) -> tuple[int, ...] | None:
+    """The axes, outermost first, of which `place` is the row-major position; None if it is not one."""
+    if not place.linear or place.constant:
+        return None
+    numbers = {var: k for k, var in enumerate(Var(f"d{k}", size) for k, size in enumerate(item.sizes))}
+    terms = sorted(((c, a) for a, c in place.terms if isinstance(a, Var)), key=lambda term: term[0])
+    step, axes = 1, []
+    for coefficient, var in terms:
+        if coefficient != step:
+            return None
+        axes.append(numbers[var])
+        step *= var.size
+    return tuple(reversed(axes))
+
+
+def _settle(stage: Stage) -> None:
+    """Choose the loop variables: flatten, then split where an index divides."""
+    row_cuts: tuple[int, ...] = ()
+    col_cuts: tuple[int, ...] = ()
+    for _ in range(4):
+        stage.row_parts, stage.row = _parts("r", stage.rows, row_cuts)
+        stage.col_parts, stage.col = _parts("c", stage.cols, col_cuts)
+        stage.placed = tuple(_place(stage, *member) for member in stage.members)
+        more_rows = _cuts(stage, stage.row_parts, stage.rows, row_cuts)
+        more_cols = _cuts(stage, stage.col_parts, stage.cols, col_cuts)
+        if (more_rows, more_cols) == (row_cuts, col_cuts):
+            return
+        row_cuts, col_cuts = more_rows, more_cols
+
+
+def _parts(name: str, size: int, cuts: Sequence[int]) -> tuple[tuple[Var, ...], Index]:
+    """Variables for ``[0, size)`` split at `cuts` (ascending divisors), outermost first, and their sum."""
+    bounds = [1, *cuts, max(size, 1)]
+    sizes = [high // low for low, high in zip(bounds, bounds[1:], strict=False)]
+    variables = tuple(Var(f"{name}{len(sizes) - 1 - k}", s) for k, s in enumerate(sizes))
+    total = Index()
+    for var, step in zip(variables, bounds, strict=False):
+        total = total + Index.of(var) * step
+    return tuple(reversed(variables)), total
+
+
+def _place(stage: Stage, item: Item, rows: tuple[int, ...], cols: tuple[int, ...]) -> Placed:
+    indices = [Index()] * len(item.sizes)
+    for axes, position in ((rows, stage.row), (cols, stage.col)):
+        for axis, index in zip(axes, unflatten(position, [item.sizes[k] for k in axes]), strict=True):
+            indices[axis] = index
+    place = Index()
+    if item.store is not None:
+        place = Index.of(item.store.offset)
+        for index, step in zip(indices, item.store.stride, strict=True):
+            place = place + index * step
+    row_only = not stage.flat and item.kept is None and not any(item.sizes[k] > 1 for k in cols) and stage.cols > 1
+    return Placed(item, item.build(tuple(indices)), place, row_only)
+
+
+def _indices(stage: Stage) -> Iterator[Index]:
+    for placed in stage.placed:
+        yield placed.place
+        for node in walk(placed.value):
+            if node.leaf is not None and node.leaf.kind in ("load", "index", "reduced"):
+                yield node.leaf.index
+
+
+def _divisions(index: Index) -> Iterator[tuple[Index, int]]:
+    for atom, _ in index.terms:
+        if isinstance(atom, Quotient | Remainder):
+            yield atom.index, atom.divisor
+            yield from _divisions(atom.index)
+
+
+def _cuts(stage: Stage, parts: Sequence[Var], size: int, old: tuple[int, ...]) -> tuple[int, ...]:
+    """Where to split `size`: positions at which some index divides one of its parts."""
+    steps = {}
+    step = 1
+    for var in reversed(parts):
+        steps[var] = step
+        step *= var.size
+    wanted = set(old)
+    for index in _indices(stage):
+        for inner, divisor in _divisions(index):
+            for atom, coefficient in inner.terms:
+                if isinstance(atom, Var) and atom in steps and divisor % coefficient == 0:
+                    wanted.add(steps[atom] * (divisor // coefficient))
+    chain: list[int] = []
+    for cut in sorted(wanted):
+        last = chain[-1] if chain else 1
+        if 1 < cut < size and cut % last == 0 and size % cut == 0 and cut != last:
+            chain.append(cut)
+    return tuple(chain)
+
+
+def _check_writes(stages: Sequence[Stage]) -> None:
+    """A buffer that a stage overwrites is read only at the same place, and by no later stage."""
+    for number, stage in enumerate(stages):
+        for placed in stage.placed:
+            store = placed.item.store
+            if store is None or not store.buffer.startswith("i"):
+                continue
+            if any(store.buffer in later.buffers for later in stages[number + 1 :]):
+                raise Unfusable(f"{store.buffer} is overwritten before its last reader")
+            if not stage.flat or any(place != placed.place for place in _loads(stage, store.buffer)):
+                raise Unfusable(f"{store.buffer} is overwritten while other elements still read it")
+
+
+def _loads(stage: Stage, buffer: str) -> Iterator[Index]:
+    for placed in stage.placed:
+        for node in walk(placed.value):
+            if node.leaf is not None and node.leaf.kind == "load" and node.leaf.source == buffer:
+                yield node.leaf.index
