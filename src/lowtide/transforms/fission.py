@@ -1,0 +1,255 @@
+"""Fission: a region runs part by part, so that only one part of its inner values lives at a time.
+
+                    before                              after
+        x[8,..] -> f -> g -> h -> loss      x[0:4] -> f g h -> +loss     one node, one body,
+        x, w    -> backward   -> dw         x[4:8] -> f g h -> +loss     parts that run in turn
+
+rewrite:    a convex region S, one axis of one graph-level dimension per node, part sizes  ->  one
+            Fission node whose bodies compute one part.  Inputs are sliced along the dimension or
+            shared; outputs are written into their slice, or summed where the loop is a reduction.
+            Views that are needed outside are made again there, on the whole.
+legal when: `check_region` finds nothing: S is convex, every node can be cut along its axis, every
+            value made and read inside is cut the same way by both, sums are read outside only, nothing
+            inside writes or draws.
+effect:     inner values and workspace shrink to one part; outputs of S live from its start; each part
+            pays the operators' fixed cost again.  Sums are re-associated (class `reassociates`), the rest
+            is exact.  (MAGIS, section 4; parts of unequal size, and regions across forward, loss and
+            backward with gradients accumulated, go beyond it.)
+
+Means are made divisible first (`normalise`), so candidates name the nodes of the *normalised* graph.
+
+Not done.  Halos; merges other than WRITE and ADD; dropping nodes from S that are not worth it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lowtide.analysis.axis import Axis
+from lowtide.analysis.dims import Dimension, axes, dimensions
+from lowtide.analysis.region import before, leaks
+from lowtide.errors import LowtideError
+from lowtide.ir import Edit, Fission, Graph, Node, Part, Slice
+from lowtide.ir.graph import Role
+from lowtide.ir.ops import Aten
+from lowtide.ir.random import is_random
+from lowtide.transforms.body import Border, border_of, build_body
+from lowtide.transforms.normalise import normalise
+from lowtide.transforms.regions import Region, regions
+
+__all__ = [
+    "FissionCandidate",
+    "IllegalFission",
+    "apply",
+    "candidates",
+    "check_region",
+    "even_sizes",
+    "regions",
+]
+
+
+class IllegalFission(LowtideError):
+    """A region that cannot be split; `reasons` says why, one sentence each."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("; ".join(reasons), remedy="choose another region or other axes")
+        self.reasons = tuple(reasons)
+
+
+@dataclass(frozen=True)
+class FissionCandidate:
+    """A region of the normalised graph, an axis per node, and the sizes of the parts.
+
+    axes: node id -> position in ``axes(graph, node)``.  sizes: in units of the dimension; they sum to
+    the number of units that all nodes of the region allow.  label: "batch" or the number of units.
+    """
+
+    axes: Region = field(repr=False)
+    sizes: tuple[int, ...]
+    label: str = ""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes of the region."""
+        return tuple(self.axes)
+
+
+def even_sizes(extent: int, parts: int) -> tuple[int, ...]:
+    """`extent` units in `parts` parts whose sizes differ by at most one, the larger first."""
+    small, larger = divmod(extent, parts)
+    return (small + 1,) * larger + (small,) * (parts - larger)
+
+
+# --- legality -------------------------------------------------------------------------------------
+
+
+def check_region(graph: Graph, nodes: Sequence[int], assignment: Mapping[int, Axis]) -> list[str]:
+    """Why `nodes` cannot be split along the axes of `assignment`; empty if they can."""
+    reasons = [reason for node in nodes for reason in _node_faults(graph, graph.node[node], assignment)]
+    if reasons:
+        return reasons
+    inside = frozenset(nodes)
+    for node in nodes:
+        reasons += _edge_faults(graph, graph.node[node], inside, assignment)
+    for outer, inner in leaks(graph, inside):
+        reasons.append(f"not convex: {_name(graph, inner)} waits for {_name(graph, outer)}, which is outside")
+    if extent_of(assignment, nodes) < 2:
+        reasons.append("the axes have no common divisor to cut at")
+    return reasons
+
+
+def extent_of(assignment: Mapping[int, Axis], nodes: Sequence[int]) -> int:
+    """The most parts of equal size that every node of the region allows."""
+    return math.gcd(*(assignment[node].extent for node in nodes))
+
+
+def _name(graph: Graph, node: int) -> str:
+    op = graph.node[node].op
+    what = op.overload if isinstance(op, Aten) else type(op).__name__
+    where = graph.node[node].origin.module
+    return f"node {node} ({what}{' in ' + where if where else ''})"
+
+
+def _node_faults(graph: Graph, node: Node, assignment: Mapping[int, Axis]) -> Iterator[str]:
+    name = _name(graph, node.id)
+    if node.writes:
+        yield f"{name} writes in place"
+    elif is_random(node.op):
+        yield f"{name} draws random numbers, which happens once and whole"
+    elif node.id not in assignment:
+        yield f"{name} has no axis"
+    elif assignment[node.id] not in axes(graph, node):
+        yield f"{name} cannot be cut along the axis given"
+
+
+def _edge_faults(
+    graph: Graph, node: Node, inside: frozenset[int], assignment: Mapping[int, Axis]
+) -> Iterator[str]:
+    """What is wrong with the values that `node` reads or hands out."""
+    name = _name(graph, node.id)
+    for value, dim in zip(node.inputs, assignment[node.id].inputs, strict=True):
+        producer = graph.producer.get(value)
+        if producer not in inside:
+            continue
+        made = assignment[producer].outputs[graph.node[producer].outputs.index(value)]
+        maker = _name(graph, producer)
+        if made is None:
+            yield f"%{value} is a sum over the parts of {maker}, but {name} reads it inside"
+        elif made != dim:
+            yield f"%{value} is cut along dimension {made} by {maker}, along {dim} by {name}"
+    for value, merge in zip(node.outputs, assignment[node.id].merges, strict=True):
+        outside = value in graph.outputs or not inside.issuperset(graph.readers[value])
+        if merge is None and outside:
+            yield f"%{value} of {name} is needed outside, but parts of it make no whole"
+
+
+# --- finding regions -----------------------------------------------------------------------------
+
+
+def candidates(graph: Graph, counts: Sequence[int] = (2, 4, 8)) -> Iterator[FissionCandidate]:
+    """All maximal regions of every dimension, those of the batch first, split in each of `counts`."""
+    normal = normalise(graph).graph
+    batch = {(value, 0) for value in normal.inputs if normal.storage_of(value).role is Role.INPUT}
+    for dimension in sorted(dimensions(normal), key=lambda each: (not _holds(each, batch), -len(each.nodes))):
+        for region in regions(normal, dimension):
+            assignment = _assignment(normal, region)
+            legal = not check_region(normal, tuple(region), assignment)
+            extent = extent_of(assignment, tuple(region))
+            label = "batch" if _holds(dimension, batch) else str(extent)
+            for count in counts:
+                if 1 < count <= extent and legal:
+                    yield FissionCandidate(region, even_sizes(extent, count), label)
+
+
+def _holds(dimension: Dimension, members: set[tuple[int, int]]) -> bool:
+    return any(dim in dimension.values.get(value, ()) for value, dim in members)
+
+
+def _assignment(graph: Graph, region: Region) -> dict[int, Axis]:
+    return {node: axes(graph, graph.node[node])[position] for node, position in region.items()}
+
+
+# --- rewriting ------------------------------------------------------------------------------------
+
+
+def apply(graph: Graph, candidate: FissionCandidate) -> Edit:
+    """Replace the region by one Fission node; values inside it no longer exist.
+
+    Raises IllegalFission if the region cannot be split so, or the parts do not sum to the whole.
+    """
+    normal = normalise(graph).graph
+    assignment = _assignment(normal, candidate.axes)
+    if reasons := check_region(normal, candidate.nodes, assignment):
+        raise IllegalFission(reasons)
+    extent = extent_of(assignment, candidate.nodes)
+    if sum(candidate.sizes) != extent or min(candidate.sizes) < 1:
+        raise IllegalFission([f"parts {candidate.sizes} do not sum to {extent} units"])
+    border = border_of(normal, candidate.nodes, assignment)
+    sizes = tuple(dict.fromkeys(candidate.sizes))
+    bodies = tuple(build_body(normal, assignment, border, size, extent) for size in sizes)
+    op = Fission(bodies, _parts(normal, border, candidate.sizes, sizes, extent), border.merges)
+    result = _replace(normal, candidate.nodes, border, op)
+    forward = {value: None for value in graph.values if value not in result.values}
+    return Edit(result, forward)
+
+
+def _parts(
+    graph: Graph, border: Border, cuts: Sequence[int], sizes: Sequence[int], extent: int
+) -> tuple[Part, ...]:
+    def piece(value: int, dim: int | None, start: int, stop: int) -> Slice:
+        if dim is None:
+            return Slice(None)
+        unit = graph.values[value].meta.shape[dim] // extent
+        return Slice(dim, start * unit, stop * unit)
+
+    parts, start = [], 0
+    for size in cuts:
+        stop = start + size
+        inputs = tuple(piece(value, dim, start, stop) for value, dim in border.inputs)
+        outputs = tuple(piece(value, dim, start, stop) for value, dim in border.outputs)
+        parts.append(Part(sizes.index(size), inputs, outputs))
+        start = stop
+    return tuple(parts)
+
+
+def _replace(graph: Graph, nodes: Sequence[int], border: Border, op: Fission) -> Graph:
+    """`graph` with the region as one node, placed after everything that it waits for."""
+    inside = frozenset(nodes)
+    waits = before(graph)
+    needed = {each for node in nodes for each in waits[node]} - inside
+    for node in reversed(graph.nodes):
+        if node.id in needed:
+            needed.update(waits[node.id])
+    outside = [node for node in graph.nodes if node.id not in inside]
+    first = next(k for k, node in enumerate(graph.nodes) if node.id in inside)
+    early = {node.id for node in graph.nodes[:first]} | needed
+    after = _descendants(graph, inside)
+    head = [node for node in outside if node.id in early and node.id not in after]
+    tail = [node for node in outside if node.id not in early or node.id in after]
+    number = max(node.id for node in graph.nodes) + 1
+    members = [graph.node[node] for node in nodes]
+    inputs = tuple(value for value, _ in border.inputs)
+    outputs = tuple(value for value, _ in border.outputs)
+    fission = Node(number, op, inputs, outputs, origin=border.origin(members))
+    replayed = [graph.node[node] for node in border.replayed]
+    return _with_nodes(graph, [*head, fission, *replayed, *tail])
+
+
+def _descendants(graph: Graph, inside: frozenset[int]) -> set[int]:
+    waits = before(graph)
+    after: set[int] = set()
+    for node in graph.nodes:
+        if node.id not in inside and any(each in inside or each in after for each in waits[node.id]):
+            after.add(node.id)
+    return after
+
+
+def _with_nodes(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    used = {value for node in nodes for value in (*node.inputs, *node.outputs)}
+    used.update(graph.inputs, graph.outputs)
+    values = {key: value for key, value in graph.values.items() if key in used}
+    kept = {value.storage for value in values.values()}
+    storages = {key: storage for key, storage in graph.storages.items() if key in kept}
+    return Graph(tuple(nodes), values, storages, graph.inputs, graph.outputs)
