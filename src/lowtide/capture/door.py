@@ -17,6 +17,7 @@ from lowtide.capture.program import Program
 from lowtide.capture.recording import argument_leaves, modules_of, named_tensors
 from lowtide.capture.refusals import check_hooks, check_no_gradients
 from lowtide.capture.result import Result
+from lowtide.capture.surroundings import undisturbed
 from lowtide.capture.trace import Trace, first_difference
 from lowtide.capture.training import record_training
 from lowtide.capture.twins import Named
@@ -61,11 +62,20 @@ def _capture_training(workload: Workload) -> Program:
 
 
 def _record_twice(run: Callable[[Workload], Trace], workload: Workload) -> Trace:
-    first, second = run(workload), run(workload)
+    """Record under two seeds; the graphs have to be the same."""
+    with undisturbed(workload) as seed:
+        seed(0)
+        first = run(workload)
+        seed(1)
+        second = run(workload)
     difference = first_difference(first, second)
     if difference is not None:
         call, what = difference
-        raise CaptureError(f"two runs of the step differ: {what}", source=call.origin.source if call else "")
+        raise CaptureError(
+            f"two recordings of the same step differ: {what}",
+            source=call.origin.source if call is not None else "",
+            remedy="remove what makes the step depend on chance, time or earlier calls",
+        )
     return first
 
 

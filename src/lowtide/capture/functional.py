@@ -123,7 +123,7 @@ def _find_overload(overload: str) -> str | None:
         return _match(operator, f"{namespace}.{name}")
     for plain in _plain_names(name):
         exact = _lookup(f"{namespace}.{plain}.{variant}")
-        if exact is not None and _same_arguments(operator, exact):
+        if exact is not None and not exact._schema.is_mutable and _same_arguments(operator, exact):
             return str(exact)
         matched = _match(operator, f"{namespace}.{plain}")
         if matched is not None:

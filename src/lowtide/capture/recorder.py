@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.capture.fidelity import run_faithfully
 from lowtide.capture.internals import FakeTensor, TorchDispatchMode, outside_modes, storage_key
 from lowtide.capture.origins import Origins
 from lowtide.capture.trace import Call, Resident, Trace, Window
@@ -109,7 +110,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._guard(name)
         args, kwargs = self._replace(args), self._replace(kwargs)
         op = Aten(name, self._encode(args, inputs), self._encode_kwargs(kwargs, inputs))
-        result = func(*args, **kwargs)
+        result = run_faithfully(name, func, args, kwargs, self._twins.mode)
         outputs = tuple(self.window(tensor) for tensor in tensors_of(result))
         if outputs or func._schema.is_mutable:
             self.calls.append(Call(op, tuple(inputs), outputs, self.origins.find()))
@@ -142,7 +143,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """The twin of a tensor that the program found by itself: in a closure, an attribute, a global."""
-        if id(tensor) not in self._known:
+        if id(tensor) not in self._known or tensor.requires_grad:
             self._check_constant(tensor)
             self.add_resident(self._constant_name(), Role.CONST, tensor, self._twins.of(tensor))
         return self._known[id(tensor)]
@@ -151,7 +152,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with outside_modes():
             check_plain("a tensor that the model reads from outside", tensor)
             if tensor.requires_grad:
-                what, remedy = "requires a gradient", "register it as a parameter of the model"
+                what, remedy = "requires a gradient", "reach it as an attribute of the module that owns it"
             elif self._twins.shares_memory(tensor):
                 what, remedy = "is a view of a parameter, buffer or argument", "make the view inside forward"
             else:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lowtide.capture.internals import FakeTensorMode, flatten, outside_modes, pytree
 from lowtide.capture.origins import Origins
 from lowtide.capture.recorder import Recorder
-from lowtide.capture.refusals import check_random_draw, explain
+from lowtide.capture.refusals import RandomGuard, explain
 from lowtide.capture.trace import Trace, Window
 from lowtide.capture.twins import Named, Twins, check_plain, module_slots, module_tensors, swapped
 from lowtide.errors import CaptureError
@@ -68,7 +68,8 @@ class Stage:
         leaves = _check_leaves(argument_leaves(workload))
         owned = [named.tensor for named in self.named]
         self.twins = Twins(FakeTensorMode(), [*owned, *(tensor for _, tensor in leaves)])
-        self.recorder = Recorder(self._origins(), self.twins, lambda name: check_random_draw(name))
+        self.guard = RandomGuard()
+        self.recorder = Recorder(self._origins(), self.twins, self.guard.check_draw)
         for named in self.named:
             names = tuple(f"{named.role.value}:{name}" for name in named.names)
             self.recorder.add_resident(names, named.role, named.tensor, self.twins.of(named.tensor))
@@ -101,6 +102,8 @@ class Stage:
             stack.enter_context(self.twins.mode)
             stack.enter_context(self.recorder)
             yield rebound
+            self.guard.check_seed()
+            self.guard.check_python()
 
     def autocast(self) -> torch.autocast:
         """The workload's autocast region; switched off if it has none, whatever surrounds the caller."""

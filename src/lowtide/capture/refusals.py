@@ -5,25 +5,30 @@ Every message names the thing, the user's line where there is one, and what to d
 
 from __future__ import annotations
 
+import random
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from lowtide.capture.internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
+    outside_modes,
 )
 from lowtide.capture.origins import Origins, user_file
 from lowtide.capture.twins import Named
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.aten import resolve
 
-__all__ = ["check_hooks", "check_no_gradients", "check_random_draw", "explain"]
+__all__ = ["RandomGuard", "check_hooks", "check_no_gradients", "explain"]
 
 _CHECKPOINT = "torch/utils/checkpoint.py"
 
@@ -56,22 +61,62 @@ def _post_accumulate_hooks(tensor: Tensor) -> bool:
     return bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
-def check_random_draw(overload: str) -> None:
-    """Raises CaptureError for a random draw that would not be the same again."""
-    tags = {str(tag).rpartition(".")[2] for tag in resolve(overload).tags}
-    if "nondeterministic_seeded" in tags and _inside_checkpoint():
-        raise CaptureError(
-            "torch.utils.checkpoint runs a region with dropout twice and rewinds the generator in between",
-            remedy="take the checkpoint out: a plan recomputes by itself",
-        )
+class RandomGuard:
+    """Watches the generators during one recording, in which nothing may really be drawn.
+
+    Fake operators leave PyTorch's generator alone, so a state that differs was set by the program itself, and
+    draws after that would not be the ones that eager makes.
+    """
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._python = random.getstate()
+        self._numpy = _numpy_state()
+
+    def check_draw(self, overload: str) -> None:
+        """Raises CaptureError for a random operator whose draw would not be eager's."""
+        if torch.Tag.nondeterministic_seeded not in resolve(overload).tags:
+            return
+        if _inside_checkpoint():
+            raise CaptureError(
+                "torch.utils.checkpoint runs a region with dropout twice, with the generator rewound in between",
+                remedy="take the checkpoint out: a plan recomputes by itself",
+            )
+        self.check_seed()
+
+    def check_seed(self) -> None:
+        """Raises CaptureError if the program has set PyTorch's seed."""
+        with outside_modes():
+            same = torch.equal(self._torch, torch.get_rng_state())
+        if not same:
+            raise CaptureError(
+                "the step sets the seed of PyTorch's generator", remedy="set it before the step, not inside"
+            )
+
+    def check_python(self) -> None:
+        """Raises CaptureError if Python's or NumPy's generator has been drawn from."""
+        for name, same in (
+            ("random", random.getstate() == self._python),
+            ("numpy.random", _numpy_state() == self._numpy),
+        ):
+            if not same:
+                raise CaptureError(
+                    f"the step draws from Python's {name}, and a plan would repeat one outcome for ever",
+                    remedy="switch the random choice off (layerdrop=0), or draw with torch, for torch.where",
+                )
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    state = np.random.get_state(legacy=True)
+    return tuple(part.tobytes() if isinstance(part, np.ndarray) else part for part in state)
 
 
 def _inside_checkpoint() -> bool:
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.replace("\\", "/").endswith(_CHECKPOINT):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
@@ -80,7 +125,11 @@ def explain(origins: Origins) -> Iterator[None]:
     """Turns what the user's code or the fake tensors raise inside into a CaptureError at the user's line."""
     try:
         yield
-    except LowtideError:
+    except LowtideError as error:
+        if not error.source and isinstance(error, CaptureError):
+            raise CaptureError(
+                error.what, source=_source(error.__traceback__), remedy=error.remedy
+            ) from error.__cause__
         raise
     except DynamicOutputShapeException as error:
         raise CaptureError(

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tests.unit.capture.interpreter import run
 from torch import Tensor, nn
 
 from lowtide.capture import Program, capture
 from lowtide.workload import Workload
-from tests.unit.capture.interpreter import run
 
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
