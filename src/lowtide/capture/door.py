@@ -7,11 +7,11 @@ gradients are afterwards what they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Literal
 
 from lowtide.capture.assemble import assemble
 from lowtide.capture.binding import bind_trace
-from lowtide.capture.internals import pytree
+from lowtide.capture.inference import record_exported, record_inference
 from lowtide.capture.optimizer import check_optimizer
 from lowtide.capture.program import Program
 from lowtide.capture.recording import argument_leaves, modules_of, named_tensors
@@ -21,12 +21,14 @@ from lowtide.capture.surroundings import undisturbed
 from lowtide.capture.trace import Trace, first_difference
 from lowtide.capture.training import record_training
 from lowtide.capture.twins import Named
-from lowtide.capture.update import Update, classify
+from lowtide.capture.update import Update, Updates, classify
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Role
 from lowtide.workload import Workload
 
 __all__ = ["capture"]
+
+Mode = Literal["train", "infer"]
 
 
 def capture(workload: Workload) -> Program:
@@ -35,48 +37,63 @@ def capture(workload: Workload) -> Program:
     Training if it has an optimizer, else inference.  Raises CaptureError, with the user's source line and a
     remedy, for what cannot be captured.
     """
-    return _capture_training(workload)
-
-
-def _capture_training(workload: Workload) -> Program:
-    named = named_tensors(workload)
-    parameters = [one for one in named if one.role is Role.PARAM]
-    assert workload.optimizer is not None
+    if workload.optimizer is None:
+        return _finish(workload, "infer", _record_inference(workload), None)
+    parameters = [one for one in named_tensors(workload) if one.role is Role.PARAM]
     check_optimizer(workload.optimizer)
     check_no_gradients(parameters)
     check_hooks(parameters, modules_of(workload))
-    trace = _record_twice(record_training, workload)
-    updates = classify(workload.optimizer, _pair(workload, parameters, trace))
+    trace = _record_training(workload)
+    return _finish(workload, "train", trace, classify(workload.optimizer, _pair(workload, parameters, trace)))
+
+
+def _finish(workload: Workload, mode: Mode, trace: Trace, updates: Updates | None) -> Program:
     built = assemble(trace, updates)
+    leaves = argument_leaves(workload)
     return Program(
         graph=built.graph,
-        mode="train",
+        mode=mode,
         workload=workload,
         names=built.names,
         gradients=built.gradients,
         updates=built.updates,
-        result=Result((built.results["loss"],), pytree.tree_structure(0)),
-        binding=bind_trace(workload, trace, built.names, argument_leaves(workload), named, updates),
+        result=Result.of(trace.returned, built.results),
+        binding=bind_trace(workload, trace, built.names, leaves, named_tensors(workload), updates),
         optimizer=updates,
     )
 
 
-def _record_twice(run: Callable[[Workload], Trace], workload: Workload) -> Trace:
-    """Record under two seeds; the graphs have to be the same."""
+def _record_training(workload: Workload) -> Trace:
     with undisturbed(workload) as seed:
         seed(0)
-        first = run(workload)
+        first = record_training(workload)
         seed(1)
-        second = run(workload)
+        return _agreed(first, record_training(workload))
+
+
+def _record_inference(workload: Workload) -> Trace:
+    with undisturbed(workload) as seed:
+        seed(0)
+        exported = record_exported(workload)
+        seed(1)
+        plain = record_inference(workload)
+        if exported is not None and first_difference(exported, plain) is None:
+            return plain
+        seed(2)
+        return _agreed(plain, record_inference(workload))
+
+
+def _agreed(first: Trace, second: Trace) -> Trace:
+    """The step that two recordings under different seeds agree on."""
     difference = first_difference(first, second)
-    if difference is not None:
-        call, what = difference
-        raise CaptureError(
-            f"two recordings of the same step differ: {what}",
-            source=call.origin.source if call is not None else "",
-            remedy="remove what makes the step depend on chance, time or earlier calls",
-        )
-    return first
+    if difference is None:
+        return first
+    call, what = difference
+    raise CaptureError(
+        f"two recordings of the same step differ: {what}",
+        source=call.origin.source if call is not None else "",
+        remedy="remove what makes the step depend on chance, time or earlier calls",
+    )
 
 
 def _pair(workload: Workload, parameters: list[Named], trace: Trace) -> list[tuple[int, Update]]:

@@ -36,7 +36,7 @@ def run_faithfully(
     if torch.is_grad_enabled():
         raise CaptureError(
             "oneDNN's recurrent layer cannot be trained outside of autograd",
-            remedy="set torch.backends.mkldnn.enabled = False, in eager too; the layer then runs step by step",
+            remedy="set torch.backends.mkldnn.enabled = False, in eager too: it then runs step by step",
         )
     with outside_modes(), torch.no_grad():
         real = operator(*_mapped(_zeros_like, args), **_mapped(_zeros_like, kwargs))

@@ -24,6 +24,7 @@ from torch import Tensor
 from lowtide.capture.fidelity import run_faithfully
 from lowtide.capture.internals import FakeTensor, TorchDispatchMode, outside_modes, storage_key
 from lowtide.capture.origins import Origins
+from lowtide.capture.result import Returned
 from lowtide.capture.trace import Call, Resident, Trace, Window
 from lowtide.capture.twins import Twins, check_plain
 from lowtide.errors import CaptureError
@@ -35,6 +36,7 @@ __all__ = ["Recorder", "meta_of"]
 
 _IGNORED = frozenset({"prim", "profiler"})
 _LITERALS = frozenset({"aten.lift_fresh.default", "aten.lift_fresh_copy.default"})
+_IDENTITIES = frozenset({"aten.detach.default", "aten.detach_.default", "aten.alias.default"})
 _PLAIN = (int, float, bool, str, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -82,10 +84,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held.append(tensor)
         self.residents.append(Resident(names, self.window(twin), role, tensor))
 
-    def trace(self, results: Mapping[str, Window], rebound: Mapping[str, Window]) -> Trace:
+    def trace(
+        self, results: Mapping[str, Window], returned: Returned, rebound: Mapping[str, Window]
+    ) -> Trace:
         """Everything recorded so far."""
         return Trace(
-            tuple(self.calls), tuple(self._nbytes), tuple(self.residents), dict(results), dict(rebound)
+            tuple(self.calls),
+            tuple(self._nbytes),
+            tuple(self.residents),
+            dict(results),
+            returned,
+            dict(rebound),
         )
 
     @contextmanager
@@ -112,7 +121,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         op = Aten(name, self._encode(args, inputs), self._encode_kwargs(kwargs, inputs))
         result = run_faithfully(name, func, args, kwargs, self._twins.mode)
         outputs = tuple(self.window(tensor) for tensor in tensors_of(result))
-        if outputs or func._schema.is_mutable:
+        if name not in _IDENTITIES and (outputs or func._schema.is_mutable):
             self.calls.append(Call(op, tuple(inputs), outputs, self.origins.find()))
         return result
 
@@ -140,6 +149,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_twin(self, tensor: Tensor) -> bool:
         return isinstance(tensor, FakeTensor) and tensor.fake_mode is self._twins.mode
+
+    def returned_window(self, tensor: Tensor) -> Window:
+        """The window of a tensor that the step returns, which no operator may have touched."""
+        return self.window(tensor if self._is_twin(tensor) else self._stand_in(tensor))
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """The twin of a tensor that the program found by itself: in a closure, an attribute, a global."""

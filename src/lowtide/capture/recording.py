@@ -21,6 +21,7 @@ from lowtide.capture.internals import FakeTensorMode, flatten, outside_modes, py
 from lowtide.capture.origins import Origins
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.refusals import RandomGuard, explain
+from lowtide.capture.result import CONSTANT_TYPES, Returned
 from lowtide.capture.trace import Trace, Window
 from lowtide.capture.twins import Named, Twins, check_plain, module_slots, module_tensors, swapped
 from lowtide.errors import CaptureError
@@ -28,8 +29,6 @@ from lowtide.ir.graph import Role
 from lowtide.workload import Workload
 
 __all__ = ["Stage", "argument_leaves", "modules_of", "named_tensors"]
-
-_CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def modules_of(workload: Workload) -> dict[str, nn.Module]:
@@ -111,10 +110,12 @@ class Stage:
         dtype = self.workload.autocast
         return torch.autocast(device, dtype=dtype, enabled=dtype is not None)
 
-    def trace(self, results: Mapping[str, Window], rebound: Mapping[str, Tensor]) -> Trace:
+    def trace(
+        self, results: Mapping[str, Window], returned: Returned, rebound: Mapping[str, Tensor]
+    ) -> Trace:
         """What was recorded."""
         windows = {path: self.recorder.window(tensor) for path, tensor in rebound.items()}
-        return self.recorder.trace(results, windows)
+        return self.recorder.trace(results, returned, windows)
 
 
 def _check_leaves(leaves: list[tuple[str, Any]]) -> list[tuple[str, Tensor]]:
@@ -128,7 +129,7 @@ def _check_leaves(leaves: list[tuple[str, Any]]) -> list[tuple[str, Tensor]]:
                     remedy="detach it, or make it a parameter of the model",
                 )
             tensors.append((name, leaf))
-        elif not isinstance(leaf, _CONSTANTS):
+        elif not isinstance(leaf, CONSTANT_TYPES):
             raise CaptureError(
                 f"argument {name} is a {type(leaf).__name__}",
                 remedy="pass tensors, numbers, strings, None, or lists, tuples and dictionaries of them",

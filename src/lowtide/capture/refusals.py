@@ -79,7 +79,7 @@ class RandomGuard:
             return
         if _inside_checkpoint():
             raise CaptureError(
-                "torch.utils.checkpoint runs a region with dropout twice, with the generator rewound in between",
+                "torch.utils.checkpoint runs a region with dropout twice, from one state of the generator",
                 remedy="take the checkpoint out: a plan recomputes by itself",
             )
         self.check_seed()

@@ -10,11 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lowtide.capture.internals import pytree
+from lowtide.capture.internals import flatten, pytree
+from lowtide.errors import CaptureError
 
-__all__ = ["Constant", "Result"]
+__all__ = ["CONSTANT_TYPES", "Constant", "Result", "Returned", "leaves_of"]
+
+CONSTANT_TYPES = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
+"""What may stand beside tensors in arguments and results, as part of the program."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +29,49 @@ class Constant:
     content: Any
 
 
+@dataclass(frozen=True)
+class Returned:
+    """What a recording returned: names of the trace's results, or Constants, in the order of `spec`."""
+
+    leaves: tuple[str | Constant, ...]
+    spec: Any
+
+
+def leaves_of(output: Any) -> tuple[list[tuple[str, Tensor]], Returned]:
+    """The tensors in a returned object, named ``out:<position>``, and the rest.
+
+    Raises CaptureError for leaves that are neither tensors nor constants.
+    """
+    found, spec = flatten(output)
+    tensors: list[tuple[str, Tensor]] = []
+    leaves: list[str | Constant] = []
+    for position, (path, leaf) in enumerate(found):
+        if isinstance(leaf, Tensor):
+            leaves.append(f"out:{position}")
+            tensors.append((f"out:{position}", leaf))
+        elif isinstance(leaf, CONSTANT_TYPES):
+            leaves.append(Constant(leaf))
+        else:
+            where = f" at {path}" if path else ""
+            raise CaptureError(
+                f"the model returns a {type(leaf).__name__}{where}",
+                remedy="return tensors, numbers, None in tuples, dicts or ModelOutputs (use_cache=False)",
+            )
+    return tensors, Returned(tuple(leaves), spec)
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """`leaves` are value ids or Constants, in the order of `spec`."""
 
     leaves: tuple[int | Constant, ...]
     spec: Any
+
+    @classmethod
+    def of(cls, returned: Returned, values: Mapping[str, int]) -> Result:
+        """The result whose named leaves are these values."""
+        leaves = tuple(leaf if isinstance(leaf, Constant) else values[leaf] for leaf in returned.leaves)
+        return cls(leaves, returned.spec)
 
     def rebuild(self, tensors: Mapping[int, Tensor]) -> Any:
         """The user's object, with `tensors[value]` at each tensor leaf."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from lowtide.capture.result import Returned
 from lowtide.ir.graph import Origin, Role, TensorMeta
 from lowtide.ir.ops import Aten
 
@@ -66,13 +67,15 @@ class Trace:
     """A recorded step.
 
     `nbytes[s]` is the size of storage s; `results` are the named windows to read when all calls are done
-    (``loss``, ``grad:<name>``, ``out:<i>``); `rebound` are buffers that the model replaced by another tensor.
+    (``loss``, ``grad:<name>``, ``out:<i>``), `returned` says what the step makes of them; `rebound` are
+    buffers that the model replaced by another tensor.
     """
 
     calls: tuple[Call, ...]
     nbytes: tuple[int, ...]
     residents: tuple[Resident, ...]
     results: Mapping[str, Window]
+    returned: Returned
     rebound: Mapping[str, Window] = field(default_factory=dict)
 
 
@@ -85,7 +88,7 @@ def first_difference(left: Trace, right: Trace) -> tuple[Call | None, str] | Non
         longer = left.calls if len(left.calls) > len(right.calls) else right.calls
         extra = longer[min(len(left.calls), len(right.calls))]
         return extra, f"{describe(extra)} runs only sometimes"
-    if dict(left.results) != dict(right.results):
+    if dict(left.results) != dict(right.results) or left.returned != right.returned:
         return None, "the results differ"
     return None
 

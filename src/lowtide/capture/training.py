@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.capture.internals import pytree
 from lowtide.capture.recording import Stage
+from lowtide.capture.result import Returned
 from lowtide.capture.trace import Trace, Window
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Role
@@ -33,7 +35,7 @@ def record_training(workload: Workload) -> Trace:
         if workload.clip_grad_norm is not None:
             _clip(stage, workload.clip_grad_norm)
     results = {"loss": stage.recorder.window(loss), **_gradients(stage)}
-    return stage.trace(results, rebound)
+    return stage.trace(results, Returned(("loss",), pytree.tree_structure(0)), rebound)
 
 
 def _forward(stage: Stage) -> Tensor:

@@ -1,0 +1,88 @@
+"""An inference as one trace: through `torch.export`, checked against a recording of the plain call.
+
+Problem.  `torch.export` is PyTorch's own statement of what a model computes, but it works above the operators
+that the CPU runs, adds copies of its own, and gives up on some models that run well.
+
+Method.  The exported graph is interpreted on twins under the same recorder as a training step, so that both
+modes share one lowering.  A second recording runs the model itself.  Where both give the same calls, either
+is right; where export failed or differs, two plain recordings have to agree, as in training.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export.graph_signature import InputKind
+
+from lowtide.capture.internals import FakeTensor, outside_modes, pytree
+from lowtide.capture.recording import Stage
+from lowtide.capture.result import leaves_of
+from lowtide.capture.trace import Trace
+from lowtide.errors import LowtideError
+from lowtide.workload import Workload
+
+__all__ = ["record_exported", "record_inference"]
+
+
+def record_inference(workload: Workload) -> Trace:
+    """Run the model once, on twins; results are ``out:<i>``, the i-th leaf of what it returns."""
+    stage = Stage(workload)
+    with stage.running(grad=False) as rebound:
+        with stage.autocast():
+            output = workload.model(*stage.stand_in(workload.args), **stage.stand_in(dict(workload.kwargs)))
+        return _finish(stage, output, rebound)
+
+
+def record_exported(workload: Workload) -> Trace | None:
+    """The same by way of `torch.export`; None if it cannot export the model, or its graph cannot run here."""
+    exported = _export(workload)
+    if exported is None:
+        return None
+    stage = Stage(workload)
+    try:
+        with stage.running(grad=False) as rebound, stage.autocast():
+            flat = fx.Interpreter(exported.graph_module).run(*_placeholders(stage, exported))
+            output = pytree.tree_unflatten(list(flat), exported.call_spec.out_spec)
+            return _finish(stage, output, rebound)
+    except LowtideError:
+        return None
+
+
+def _finish(stage: Stage, output: Any, rebound: dict[str, Tensor]) -> Trace:
+    tensors, returned = leaves_of(output)
+    results = {name: stage.recorder.returned_window(tensor) for name, tensor in tensors}
+    return stage.trace(results, returned, rebound)
+
+
+def _export(workload: Workload) -> torch.export.ExportedProgram | None:
+    tensors = [*workload.model.parameters(), *workload.model.buffers()]
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors) or workload.autocast is not None:
+        return None
+    try:
+        with outside_modes(), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(workload.model, workload.args, dict(workload.kwargs), strict=False)
+    except Exception:
+        # Whatever export says, the plain recording decides whether the model can be captured.
+        return None
+
+
+def _placeholders(stage: Stage, exported: torch.export.ExportedProgram) -> list[Any]:
+    """What the exported graph's inputs stand for: twins, and constants as they are."""
+    owned = {name: named.tensor for named in stage.named for name in named.names}
+    arguments = pytree.tree_leaves((stage.workload.args, dict(stage.workload.kwargs)))
+    given = iter(arguments)
+    operands: list[Any] = []
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind in {InputKind.PARAMETER, InputKind.BUFFER}:
+            found = owned[str(spec.target)]
+        elif spec.kind is InputKind.USER_INPUT:
+            found = next(given)
+        else:
+            operands.append(exported.constants[str(spec.target)])
+            continue
+        operands.append(stage.twins.of(found) if isinstance(found, Tensor) else found)
+    return operands
