@@ -51,12 +51,22 @@ LT float lt_log(float a) {
   r = a == __builtin_inff() ? a : r; r = a == 0.0f ? -__builtin_inff() : r;
   return (a < 0.0f || a != a) ? __builtin_nanf("") : r;
 }
+LT float lt_exp_small(float t) {  // t in [-80, 0] or NaN
+  float n = FMA(t, 1.44269504f, 12582912.0f);
+  int32_t k = lt_i(n) - 0x4b400000; n -= 12582912.0f;
+  float r = FMA(n, -0.693145752f, t); r = FMA(n, -1.42860677e-6f, r);
+  float p = 1.37805939e-3f;
+  p = FMA(p, r, 8.37312452e-3f); p = FMA(p, r, 4.16695364e-2f); p = FMA(p, r, 1.66664720e-1f);
+  p = FMA(p, r, 4.99999851e-1f); p = FMA(p, r, 1.0f); p = FMA(p, r, 1.0f);
+  return p * lt_f((k + 127) << 23);
+}
 LT float lt_erf(float a) {
-  float t = __builtin_fabsf(a), s = a * a;
+  float t = __builtin_fabsf(a), s = a * a; t = t > 4.0f ? 4.0f : t;
+  float w = t * t;
   float r = FMA(-1.72853470e-5f, t, 3.83197126e-4f), u = FMA(-3.88396438e-3f, t, 2.42546219e-2f);
-  r = FMA(r, s, u); r = FMA(r, t, -1.06777877e-1f); r = FMA(r, t, -6.34846687e-1f);
+  r = FMA(r, w, u); r = FMA(r, t, -1.06777877e-1f); r = FMA(r, t, -6.34846687e-1f);
   r = FMA(r, t, -1.28717512e-1f); r = FMA(r, t, -t);
-  r = 1.0f - lt_exp(r); r = t > 4.0f ? 1.0f : r; r = __builtin_copysignf(r, a);
+  r = __builtin_copysignf(1.0f - lt_exp_small(r), a);
   float q = -5.96761703e-4f;
   q = FMA(q, s, 4.99119423e-3f); q = FMA(q, s, -2.67681349e-2f); q = FMA(q, s, 1.12819925e-1f);
   q = FMA(q, s, -3.76125336e-1f); q = FMA(q, s, 1.28379166e-1f); q = FMA(q, a, a);
@@ -113,10 +123,31 @@ template <class T> LT T lt_ipow(T a, T b) {
   if (b < 0) return a == 1 ? 1 : (a == -1 ? ((b & 1) ? (T)-1 : (T)1) : (T)0);
   T r = 1; while (b) { if (b & 1) r *= a; a *= a; b >>= 1; } return r;
 }
-#pragma omp declare reduction(lt_max : float : omp_out = lt_max(omp_out, omp_in)) initializer(omp_priv = -__builtin_inff())
-#pragma omp declare reduction(lt_min : float : omp_out = lt_min(omp_out, omp_in)) initializer(omp_priv = __builtin_inff())
-#pragma omp declare reduction(lt_max : double : omp_out = lt_max(omp_out, omp_in)) initializer(omp_priv = -__builtin_inf())
-#pragma omp declare reduction(lt_min : double : omp_out = lt_min(omp_out, omp_in)) initializer(omp_priv = __builtin_inf())
+typedef int32_t lt_v16 __attribute__((vector_size(64)));
+typedef lt_v16 lt_u16 __attribute__((aligned(4)));
+template <int K> LT void lt_swap16(lt_v16* r) {  // exchange the off-diagonal K x K blocks
+  lt_v16 low, high;
+  for (int j = 0; j < 16; ++j) { low[j] = j & K ? 16 + j - K : j; high[j] = j & K ? 16 + j : j + K; }
+  #pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) if (!(i & K)) {
+    lt_v16 a = r[i], b = r[i + K];
+    r[i] = __builtin_shuffle(a, b, low); r[i + K] = __builtin_shuffle(a, b, high);
+  }
+}
+// dst[u * ldd + l] = src[l * lds + u] for u < nu, l < nl: a tile of a transposed operand
+template <class T> static inline void lt_transpose(const T* src, int64_t lds, T* dst, int64_t ldd, int64_t nu, int64_t nl) {
+  int64_t done = 0;
+  if (sizeof(T) == 4 && nu == 16)
+    for (; done + 16 <= nl; done += 16) {
+      lt_v16 r[16];
+      #pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) r[i] = *(const lt_u16*)(const void*)(src + (done + i) * lds);
+      lt_swap16<1>(r); lt_swap16<2>(r); lt_swap16<4>(r); lt_swap16<8>(r);
+      #pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) *(lt_u16*)(void*)(dst + i * ldd + done) = r[i];
+    }
+  for (int64_t l = done; l < nl; ++l) for (int64_t u = 0; u < nu; ++u) dst[u * ldd + l] = src[l * lds + u];
+}
 LT int64_t lt_row(int64_t row, int64_t bound, long& bad) {
   if ((uint64_t)row >= (uint64_t)bound) { bad = 1; return 0; }
   return row;

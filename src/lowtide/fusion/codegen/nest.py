@@ -47,13 +47,17 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """An item inside a stage: its value and (for a store) its place at row and column; `row_only` items
-    have no column."""
+    """An item inside a stage: its value and (for a store) its place at row and column.
+
+    `row_only` items have no column; an `across` item sums over the rows (one result per column), and
+    only later stages may read it.
+    """
 
     item: Item
     value: Expr
     place: Index
     row_only: bool
+    across: bool = False
 
 
 @dataclass(eq=False)
@@ -76,8 +80,22 @@ class Stage:
 
     @property
     def names(self) -> frozenset[str]:
-        """Reductions computed here."""
-        return frozenset(item.name for item, _, _ in self.members if item.reduction is not None)
+        """Reductions along a row computed here."""
+        return frozenset(
+            item.name for item, rows, _ in self.members if item.reduction is not None and not _across(item, rows)
+        )
+
+    @property
+    def lanes(self) -> bool:
+        """Whether memory is contiguous along rows rather than along columns."""
+        row, col = self.row_parts[-1], self.col_parts[-1]
+        score = 0
+        for placed in self.placed:
+            indices = [n.leaf.index for n in walk(placed.value) if n.leaf is not None and n.leaf.kind == "load"]
+            for index in [*indices, placed.place] if placed.item.store is not None else indices:
+                touched = prod(var.size for var in index.variables)
+                score += touched * ((index.coefficient(row) == 1) - (index.coefficient(col) == 1))
+        return row.size > 1 and (score > 0 or self.cols == 1)
 
     @property
     def buffers(self) -> frozenset[str]:
@@ -113,6 +131,7 @@ def plan_stages(kernel: Kernel) -> tuple[Stage, ...]:
             home[item.name] = _assign(item, stages, home)
     for stage in stages:
         _settle(stage)
+    stages = _merge_columns(stages)
     _check_writes(stages)
     return tuple(stages)
 
@@ -224,6 +243,50 @@ def _settle(stage: Stage) -> None:
         row_cuts, col_cuts = more_rows, more_cols
 
 
+def _across(item: Item, rows: Sequence[int]) -> bool:
+    """Whether a member reduces over its stage's rows."""
+    return item.kept is not None and bool(rows) and rows[0] >= item.kept
+
+
+def _merge_columns(stages: list[Stage]) -> list[Stage]:
+    """Let column sums ride on an earlier pass over the same rows (layer norm's backward: one read)."""
+    result: list[Stage] = []
+    for stage in stages:
+        host = next((old for old in result if _can_ride(stage, old, result)), None)
+        if host is None:
+            result.append(stage)
+            continue
+        host.members.extend((item, cols, rows) for item, rows, cols in stage.members if item.reduction is not None)
+        _settle(host)
+        stores = [item for item, _, _ in stage.members if item.store is not None]
+        if stores:
+            after = Stage(0, stage.rows, [(item, (), tuple(range(len(item.sizes)))) for item in stores])
+            _settle(after)
+            result.append(after)
+    return result
+
+
+def _can_ride(stage: Stage, host: Stage, before: Sequence[Stage]) -> bool:
+    if stage.flat or host.flat or (stage.rows, stage.cols) != (host.cols, host.rows) or host.rows < 2:
+        return False
+    sums = all(
+        placed.row_only
+        if placed.item.reduction is None
+        else placed.item.reduction.kind == "sum" and placed.item.reduction.dtype.is_floating_point
+        for placed in stage.placed
+    )
+    if not sums or host.lanes or not stage.lanes or not stage.buffers & host.buffers:
+        return False
+    earlier = frozenset(item.name for old in before[: before.index(host)] for item, _, _ in old.members)
+    for placed in (p for p in stage.placed if p.item.reduction is not None):
+        for node in walk(placed.value):
+            leaf = node.leaf
+            if leaf is not None and leaf.kind == "reduced" and leaf.source not in earlier:
+                if leaf.source not in host.names or leaf.index != stage.col:
+                    return False
+    return True
+
+
 def _parts(name: str, size: int, cuts: Sequence[int]) -> tuple[tuple[Var, ...], Index]:
     """Variables for ``[0, size)`` split at `cuts` (ascending divisors), outermost first, and their sum."""
     bounds = [1, *cuts, max(size, 1)]
@@ -246,7 +309,7 @@ def _place(stage: Stage, item: Item, rows: tuple[int, ...], cols: tuple[int, ...
         for index, step in zip(indices, item.store.stride, strict=True):
             place = place + index * step
     row_only = not stage.flat and item.kept is None and not any(item.sizes[k] > 1 for k in cols) and stage.cols > 1
-    return Placed(item, item.build(tuple(indices)), place, row_only)
+    return Placed(item, item.build(tuple(indices)), place, row_only, _across(item, rows))
 
 
 def _indices(stage: Stage) -> Iterator[Index]:
