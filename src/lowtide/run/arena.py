@@ -23,6 +23,7 @@ Not done.  Concurrency: `Plan` holds a lock.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -111,6 +112,25 @@ class ArenaExecutor:
                 return {value: _result(bindings, where, residents) for value, where in self._results}
         finally:
             bindings.release(self._arguments)
+
+    def time_runs(
+        self, residents: Mapping[int, Tensor], scalars: Mapping[int, float], count: int
+    ) -> list[float]:
+        """Seconds of the bare steps of `count` runs, one after the other."""
+        bindings, prepared = self.prepare()
+        outputs = self._fresh_outputs()
+        bindings.set_numbers(scalars)
+        times: list[float] = []
+        with _undisturbed():
+            bindings.set_residents(residents)
+            bindings.set_outputs(outputs)
+            for _ in range(count):
+                with _serving(prepared, bindings.arena, outputs):
+                    start = time.perf_counter()
+                    for run in prepared.runs:
+                        run()
+                    times.append(time.perf_counter() - start)
+        return times
 
     def peek(self, value: int) -> Tensor:
         """The tensor of `value` as it is now; for taps, valid until the next step."""

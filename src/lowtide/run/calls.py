@@ -50,17 +50,10 @@ def out_variant(overload: str) -> OutVariant | None:
     for name in packet.overloads():
         candidate = getattr(packet, name)
         arguments = candidate._schema.arguments
-        outs = [
-            a.name for a in arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write
-        ]
+        outs = [a.name for a in arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write]
         rest = [(a.name, str(a.type)) for a in arguments if a.name not in outs]
-        same_results = len(outs) == len(functional._schema.returns)
-        if (
-            outs
-            and same_results
-            and rest == wanted
-            and _has_kernel(candidate._schema.name + "." + name, "CPU")
-        ):
+        fits = outs and len(outs) == len(functional._schema.returns) and rest == wanted
+        if fits and _has_kernel(f"{candidate._schema.name}.{name}", "CPU"):
             return OutVariant(candidate, tuple(outs))
     return None
 

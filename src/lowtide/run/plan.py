@@ -14,8 +14,9 @@ time: others wait.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,28 +26,38 @@ from torch import Tensor
 from lowtide.analysis.facts import Facts, OperatorFacts
 from lowtide.analysis.timeline import Timeline, timeline
 from lowtide.capture.program import Program
+from lowtide.capture.recording import named_tensors
 from lowtide.errors import UsageError
-from lowtide.ir.graph import Graph
+from lowtide.ir.graph import Graph, Role
 from lowtide.ir.ops import Aten, Fused
 from lowtide.place.problem import Placement
 from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.arena import ArenaExecutor, Tap
+from lowtide.run.events import peak_bytes, record_with_profiler
 from lowtide.run.layout import Layout, lay_out
 from lowtide.run.probe import FactsTree, probe, probe_tree, variant_of
 from lowtide.schedule.schedule import Schedule
+
+Look = Callable[[str, Tensor], None]
 
 __all__ = ["Allocations", "Plan", "Recipe", "build_plan", "update_nodes"]
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What a plan does: everything that is saved.  `moves` counts the applied transformations by kind."""
+    """What a plan does: everything that is saved.
+
+    `unplaced_bytes` is the most that one operator takes beside arena and results, `bookkeeping_bytes` what
+    re-reading the optimizer's numbers takes before the first operator runs, `moves` counts the applied
+    transformations by kind.
+    """
 
     graph: Graph
     order: tuple[int, ...]
     facts: FactsTree
     layout: Layout
     unplaced_bytes: int = 0
+    bookkeeping_bytes: int = 0
     moves: tuple[tuple[str, int], ...] = ()
 
 
@@ -70,6 +81,7 @@ class Plan:
     ) -> None:
         self.program = program
         self.recipe = recipe
+        self.hook = hook
         self._executor = ArenaExecutor(recipe.graph, recipe.order, recipe.facts, recipe.layout, hook, poison)
         self._lock = threading.Lock()
         self._updates = update_nodes(program, recipe.graph)
@@ -122,29 +134,40 @@ class Plan:
                 kept[name] = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype)
             kept[name].copy_(gradient)
 
-        result = self._run(args, kwargs, targets, self.gradient_taps(keep))
-        parameters = dict(self.program.workload.model.named_parameters())
-        for name, gradient in kept.items():
-            parameters[name].grad = gradient
+        result = self.step_tapped(args, kwargs, targets, keep)
+        for named in named_tensors(self.program.workload):
+            if named.role is Role.PARAM:
+                named.tensor.grad = kept.get(named.names[0])
         return result
 
-    def gradient_taps(self, look: Any) -> dict[int, Tap]:
-        """Taps that call `look(name, gradient)` for every parameter, directly before its update."""
+    def step_tapped(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: tuple[Any, ...], look: Look
+    ) -> Any:
+        """A training step that shows `look(name, gradient)` every gradient directly before its update.
+
+        What it is shown lies in the arena: it may be read until `look` returns.
+        """
+        return self._run(args, kwargs, targets, self._gradient_taps(look))
+
+    def _gradient_taps(self, look: Look) -> dict[int, Tap]:
         taps: dict[int, Tap] = {}
         for name, node_id in self._updates.items():
             gradient = self.graph.node[node_id].inputs[1]
-            taps[node_id] = lambda name=name, gradient=gradient: look(name, self._executor.peek(gradient))  # type: ignore[misc]
+            taps[node_id] = functools.partial(self._show, look, name, gradient)
         return taps
 
+    def _show(self, look: Look, name: str, gradient: int) -> None:
+        look(name, self._executor.peek(gradient))
+
     def _check_gradients(self) -> None:
-        for name, parameter in self.program.workload.model.named_parameters():
-            if parameter.grad is not None:
+        for named in named_tensors(self.program.workload):
+            if named.tensor.grad is not None:
                 raise UsageError(
-                    f"parameter {name} already has a gradient",
+                    f"parameter {named.names[0]} already has a gradient",
                     remedy="call optimizer.zero_grad(set_to_none=True) before plan.step",
                 )
 
-    # -- looking ----------------------------------------------------------------------------------------------
+    # -- looking --------------------------------------------------------------------------------------------
 
     @property
     def graph(self) -> Graph:
@@ -184,12 +207,12 @@ class Plan:
     @property
     def predicted_peak_bytes(self) -> int:
         """Resident bytes, arena, results, and what cannot be placed."""
-        layout = self.recipe.layout
-        return self.resident_bytes + layout.nbytes + layout.output_bytes + self.recipe.unplaced_bytes
+        fresh_bytes = self.recipe.layout.output_bytes + self.recipe.unplaced_bytes
+        return self.resident_bytes + self.arena_bytes + max(fresh_bytes, self.recipe.bookkeeping_bytes)
 
     @property
     def hidden_bytes(self) -> int:
-        """The most that one operator takes outside the allocator: no part of the peak, seen by the kernel only."""
+        """The most that one operator takes outside the allocator: only the kernel's count shows it."""
         return max((facts.hidden_bytes for facts in self.facts.values()), default=0)
 
     @property
@@ -212,7 +235,7 @@ class Plan:
 
 def update_nodes(program: Program, graph: Graph) -> dict[str, int]:
     """Parameter name -> its update node in `graph` (an edited form of the program's graph)."""
-    names = {value: name.removeprefix("param:") for name, value in program.names.items()}
+    names = {program.names[f"param:{name}"]: name for name in program.updates}
     return {
         names[node.inputs[0]]: node.id
         for node in graph.nodes
@@ -247,9 +270,15 @@ def build_plan(
         facts=tree,
         layout=lay_out(graph, steps, tree[()], placement),
         unplaced_bytes=0 if hook else _unplaced_bytes(graph, tree[()]),
+        bookkeeping_bytes=_bookkeeping_bytes(program),
         moves=tuple(sorted((moves or {}).items())),
     )
     return Plan(program, recipe, hook, poison=poison)
+
+
+def _bookkeeping_bytes(program: Program) -> int:
+    _, log = record_with_profiler(program.scalars, before=program.scalars)
+    return peak_bytes(log)
 
 
 def _unplaced_bytes(graph: Graph, facts: Facts) -> int:

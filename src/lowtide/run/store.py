@@ -52,6 +52,10 @@ class ProfileStore:
                 self._memory[key] = str(row[0])
         return self._memory.get(key)
 
+    def remember(self, key: str, text: str) -> None:
+        """Keep `text` under `key` in memory only."""
+        self._memory[key] = text
+
     def write(self, key: str, text: str) -> None:
         """Remember `text` under `key`; in memory only where the file cannot be written."""
         self._memory[key] = text

@@ -232,6 +232,6 @@ def test_without_a_compiler_there_is_one_clear_reason(
 
 def test_broken_source_names_the_compilers_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "_flags", lambda: ["-O2", "-std=c++17", "-shared", "-fPIC", "-I/nowhere"])
-    with pytest.raises(HookUnavailable, match="Allocator.h"):
+    with pytest.raises(HookUnavailable, match=r"Allocator\.h"):
         compile_hook(tmp_path)
     assert not list(tmp_path.glob("*.so"))

@@ -1,0 +1,147 @@
+"""Bytes and seconds of real steps: eager's and a plan's, measured the same way.
+
+Problem.  A limit is about bytes that a step really takes; a ratio is about seconds on a machine that other
+processes use as well.
+
+Method.  *Peak*: resident bytes, plus the most live allocator bytes above the level at the step's start, from
+the profiler's memory events in time order, in the third step (two before it warm up).  A plan's arena exists
+before that level, and counts as used from start to end.
+*Latency*: median of several steps.  *Ratio*: rounds of eager, plan, eager; per round plan / eager and eager /
+eager; medians, and for the second the half-width of its 95 % interval, which says how well two equal things
+can be told apart here and now.
+*Resident size* by the kernel's count needs a fresh process: `lowtide.run.fresh`.
+
+Invariant.  Model, optimizer (state that a step creates included), gradients and random generators are
+afterwards what they were, bit by bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lowtide.run.events import peak_bytes, record_with_profiler
+from lowtide.run.native import resident_bytes, run_step
+from lowtide.run.plan import Plan
+from lowtide.run.snapshot import preserved
+from lowtide.workload import Workload
+
+__all__ = ["LatencyPairs", "Measurement", "measure_eager", "measure_pairs", "measure_plan", "plan_step"]
+
+_WARM_UPS = 2
+_MOST_RUNS = 15
+_LEAST_RUNS = 3
+_PAIRS = 31
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One kind of step: `latency_s` is the median of `runs`; `rss_peak_bytes` is the kernel's count."""
+
+    resident_bytes: int
+    peak_bytes: int
+    rss_peak_bytes: int | None
+    latency_s: float
+    runs: int
+
+    @property
+    def above_bytes(self) -> int:
+        """The peak without what is resident."""
+        return self.peak_bytes - self.resident_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyPairs:
+    """Interleaved runs: `ratio` is plan to eager, `eager_half_width` eager's scatter against itself."""
+
+    ratio: float
+    eager_half_width: float
+    pairs: int
+    eager_s: float
+    plan_s: float
+
+    def meets(self, limit: float) -> bool:
+        """Whether the ratio is at most `limit`, up to the half-width (at most 0.02)."""
+        return self.ratio <= limit + min(0.02, self.eager_half_width)
+
+
+def measure_eager(workload: Workload, *, seconds: float = 20.0) -> Measurement:
+    """The user's own step.  `seconds` bounds the timed runs, not the first three."""
+    with preserved(workload):
+        return _measure(lambda: run_step(workload), workload, 0, seconds)
+
+
+def measure_plan(plan: Plan, workload: Workload, *, seconds: float = 20.0) -> Measurement:
+    """The plan's step on the workload's own arguments."""
+    with preserved(workload):
+        return _measure(plan_step(plan, workload), workload, plan.arena_bytes, seconds)
+
+
+def plan_step(plan: Plan, workload: Workload) -> Callable[[], Any]:
+    """The plan's step on the workload's own arguments, as a function without any."""
+    if workload.training:
+        return lambda: plan.step(*workload.args, *workload.targets, **workload.kwargs)
+    return lambda: plan(*workload.args, **workload.kwargs)
+
+
+def _measure(step: Callable[[], Any], workload: Workload, arena_bytes: int, seconds: float) -> Measurement:
+    for _ in range(_WARM_UPS - 1):
+        step()
+    result, log = record_with_profiler(step, before=step)
+    del result
+    held = resident_bytes(workload)
+    times: list[float] = []
+    stop = time.perf_counter() + seconds
+    while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.perf_counter() < stop):
+        times.append(_time(step))
+    return Measurement(
+        resident_bytes=held,
+        peak_bytes=held + arena_bytes + peak_bytes(log),
+        rss_peak_bytes=None,
+        latency_s=statistics.median(times),
+        runs=len(times),
+    )
+
+
+def measure_pairs(
+    plan: Plan, workload: Workload, *, seconds: float = 60.0, pairs: int = _PAIRS
+) -> LatencyPairs:
+    """Plan against eager in interleaved rounds; at least 5, fewer than `pairs` once `seconds` are over."""
+    with preserved(workload) as start:
+        eager, ours = functools.partial(run_step, workload), plan_step(plan, workload)
+        eager()
+        ours()
+        start.restore()
+        rounds: list[tuple[float, float, float]] = []
+        stop = time.perf_counter() + seconds
+        while len(rounds) < 5 or (len(rounds) < pairs and time.perf_counter() < stop):
+            rounds.append((_time(eager), _time(ours), _time(eager)))
+    return LatencyPairs(
+        ratio=statistics.median(2 * mine / (first + second) for first, mine, second in rounds),
+        eager_half_width=half_width([second / first for first, _, second in rounds]),
+        pairs=len(rounds),
+        eager_s=statistics.median(first for first, _, _ in rounds),
+        plan_s=statistics.median(mine for _, mine, _ in rounds),
+    )
+
+
+def half_width(ratios: list[float]) -> float:
+    """Half of the 95 % confidence interval of the median, by order statistics."""
+    ordered = sorted(ratios)
+    count = len(ordered)
+    reach = 0.98 * count**0.5
+    low = max(0, int(count / 2 - reach))
+    high = min(count - 1, int(count / 2 + reach))
+    return (ordered[high] - ordered[low]) / 2
+
+
+def _time(step: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    result = step()
+    elapsed = time.perf_counter() - start
+    del result
+    return elapsed
