@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.export.graph_signature import InputKind
 
+from lowtide.capture.fingerprint import Fingerprint
 from lowtide.capture.internals import FakeTensor, outside_modes, pytree
 from lowtide.capture.recording import Stage
 from lowtide.capture.result import leaves_of
@@ -61,6 +62,7 @@ def _export(workload: Workload) -> torch.export.ExportedProgram | None:
     tensors = [*workload.model.parameters(), *workload.model.buffers()]
     if any(isinstance(tensor, FakeTensor) for tensor in tensors) or workload.autocast is not None:
         return None
+    fingerprint = Fingerprint({"model": workload.model})
     try:
         with outside_modes(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -68,6 +70,8 @@ def _export(workload: Workload) -> torch.export.ExportedProgram | None:
     except Exception:
         # Whatever export says, the plain recording decides whether the model can be captured.
         return None
+    finally:
+        fingerprint.settle()  # export exchanges attributes of the model for copies
 
 
 def _placeholders(stage: Stage, exported: torch.export.ExportedProgram) -> list[Any]:
