@@ -156,7 +156,7 @@ def test_a_report_without_anything_optional_is_still_a_page() -> None:
         workload="bare",
         device="cpu",
         limit=Limit(),
-        verdict=Verdict(True),
+        verdict=Verdict(True, "none"),
         eager=Figures(),
         plan=Figures(),
         eager_curve=Curve((), 0),

@@ -67,11 +67,11 @@ class Limit:
 class Verdict:
     """Whether the limit is met when run, and what the numbers were compared with.
 
-    `against` is eager, reference, scaled or none.
+    `against` is eager, reference, scaled or none; empty where no check is told about.
     """
 
     met: bool
-    against: str = "none"
+    against: str = ""
     max_rel_error: float | None = None
     bit_equal: bool | None = None
 
@@ -215,7 +215,8 @@ class SearchRecord:
 class ReportData:
     """Everything that a report shows.
 
-    `settings` and `versions` are printed as they are, in order; `command` reproduces the run.
+    `latency_ratio` is the median over interleaved pairs, where it was measured; `settings` and `versions`
+    are printed as they are, in order; `command` reproduces the run.
     """
 
     workload: str
@@ -228,6 +229,7 @@ class ReportData:
     plan_curve: Curve
     eager_predicted: Figures = field(default_factory=Figures)
     plan_predicted: Figures = field(default_factory=Figures)
+    latency_ratio: float | None = None
     blocks: tuple[Block, ...] = ()
     resident: tuple[Resident, ...] = ()
     eager_holders: tuple[Holder, ...] = ()

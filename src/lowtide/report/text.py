@@ -14,17 +14,24 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+from lowtide.report.adaptor import data_of_plan
 from lowtide.report.data import Block, Curve, Holder, Move, ReportData
 from lowtide.report.tree import Group, group_by_module
 from lowtide.report.words import chips, floor_sentence, headline, moves_sentence, operator_name
+from lowtide.run.plan import Plan
 from lowtide.units import format_bytes, format_percent, format_seconds
 
-__all__ = ["describe"]
+__all__ = ["describe", "explain"]
 
 WIDTH = 100
 OPEN_SHARE = 0.1
 SHOW_SHARE = 0.02
 MOST_MOVES = 20
+
+
+def explain(plan: Plan) -> str:
+    """What a plan does, from the plan alone: nothing is run or measured."""
+    return describe(data_of_plan(plan))
 
 
 def describe(data: ReportData) -> str:
@@ -35,8 +42,9 @@ def describe(data: ReportData) -> str:
 
 def _head(data: ReportData) -> list[str]:
     lines = [f"{data.workload} on {data.device}", "".join(text for text, _ in headline(data))]
-    lines.append("; ".join(chip.text for chip in chips(data)))
-    return list(dict.fromkeys(lines))
+    if facts := chips(data):
+        lines.append("; ".join(chip.text for chip in facts))
+    return lines
 
 
 def _recipe(data: ReportData) -> list[str]:

@@ -78,11 +78,16 @@ def _steps(naming: _Naming, seen: Timeline, seconds: Mapping[int, float]) -> tup
             label_of(node.op),
             node.origin.module,
             node.origin.source,
-            node.origin.phase,
+            _phase(node),
             seconds.get(node.id, 0.0),
         )
         for above, node in zip(seen.above_bytes, naming.nodes, strict=True)
     )
+
+
+def _phase(node: Node) -> str:
+    """The node's phase; what only writes the caller's tensors (running statistics) is an update."""
+    return "update" if node.writes and not node.outputs else node.origin.phase
 
 
 class _Naming:

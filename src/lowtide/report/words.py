@@ -57,6 +57,7 @@ def headline(data: ReportData) -> tuple[tuple[str, str], ...]:
     if eager is None or plan is None:
         return ((f"{verb} of {data.workload}", ""),)
     ratio = _latency_ratio(data)
+    measured = data.plan.peak_bytes is not None
     return (
         (f"{verb} in ", ""),
         (format_bytes(plan), "plan"),
@@ -64,10 +65,13 @@ def headline(data: ReportData) -> tuple[tuple[str, str], ...]:
         (format_bytes(eager), "eager"),
         (f": {format_percent(plan / eager)} of eager's peak", ""),
         (f", at {ratio:.2f} times its latency" if ratio else "", ""),
+        ("" if measured else " (predicted)", ""),
     )
 
 
 def _latency_ratio(data: ReportData) -> float | None:
+    if data.latency_ratio is not None:
+        return data.latency_ratio
     for eager, plan in ((data.eager, data.plan), (data.eager_predicted, data.plan_predicted)):
         if eager.latency_s and plan.latency_s:
             return plan.latency_s / eager.latency_s
@@ -94,6 +98,8 @@ def _limit_chip(limit: Limit, verdict: Verdict) -> Chip:
 
 
 def _verdict_chips(verdict: Verdict) -> tuple[Chip, ...]:
+    if not verdict.against:
+        return ()
     if verdict.against == "none":
         return (Chip("numbers not checked: the device is not here"),)
     against = {
@@ -135,7 +141,7 @@ def figure_rows(data: ReportData) -> tuple[Row, ...]:
             None,
             "above the start, fresh process",
         ),
-        _time_row("Latency", eager.latency_s, plan.latency_s, predicted.latency_s),
+        _time_row("Latency", eager.latency_s, plan.latency_s, predicted.latency_s, data.latency_ratio),
     ]
     return tuple(row for row in rows if any(row.cells))
 
@@ -150,10 +156,13 @@ def _byte_row(name: str, eager: int | None, plan: int | None, predicted: int | N
     return Row(name, (cells[0], cells[1], ratio, cells[2]), note)
 
 
-def _time_row(name: str, eager: float | None, plan: float | None, predicted: float | None) -> Row:
-    ratio = format_ratio(plan / eager) if eager and plan is not None else ""
+def _time_row(
+    name: str, eager: float | None, plan: float | None, predicted: float | None, paired: float | None
+) -> Row:
+    ratio = paired if paired is not None else plan / eager if eager and plan is not None else None
     cells = tuple("" if number is None else format_seconds(number) for number in (eager, plan, predicted))
-    return Row(name, (cells[0], cells[1], ratio, cells[2]))
+    note = "ratio of interleaved pairs" if paired is not None else ""
+    return Row(name, (cells[0], cells[1], "" if ratio is None else format_ratio(ratio), cells[2]), note)
 
 
 def timeline_sentence(data: ReportData) -> str:
