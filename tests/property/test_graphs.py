@@ -16,7 +16,7 @@ from lowtide.ir import Graph
 from lowtide.ir.text import parse_graph, print_graph
 from lowtide.ir.verify import verify
 
-SOME = settings(max_examples=150, deadline=None)
+SOME = settings(max_examples=100, deadline=None)
 
 
 @SOME

@@ -112,12 +112,12 @@ def _private_storages(graph: Graph) -> frozenset[int]:
 
 def _matching(graph: Graph, out: Value, windows: list[Value], private: frozenset[int]) -> tuple[int, ...]:
     """Private storages whose every window among `windows` is all of the storage, laid out as `out`."""
-    differs = {window.storage for window in windows if window.meta != out.meta or window.offset}
+    differs = {window.storage for window in windows if window.meta != out.meta}
     given = dict.fromkeys(window.storage for window in windows)
     same = [storage for storage in given if storage in private and storage not in differs]
     if not same or out.storage in given or not covers_storage(graph, out):
         return ()
-    # The windows have the strides of `out`, which is dense, so equal sizes are equal bytes.
+    # A window with the layout of `out` on a storage of equal size is all of it: it has no room to be moved.
     nbytes = graph.storages[out.storage].nbytes
     return tuple(storage for storage in same if graph.storages[storage].nbytes == nbytes)
 

@@ -127,6 +127,17 @@ def test_canonical_order_follows_the_results() -> None:
     assert canonical_order(remat((1, 0), 2)) == (11, 20, 10, 21)
 
 
+def test_canonical_order_takes_inputs_in_order() -> None:
+    graph = parse_graph("""
+    input %0: f32[8]
+    %1: f32[8] = aten.relu.default(%0)
+    %2: f32[8] = aten.relu.default(%0)
+    %3: f32[8] output = aten.sub.Tensor(%2, %1)
+    return %3
+    """)
+    assert canonical_order(graph) == (2, 1, 3)
+
+
 def test_node_key_sees_the_call_and_nothing_else() -> None:
     graph = parse_graph("""
     input %0: f32[8,4]
