@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.ir.graph import Graph, Node, Role
 from lowtide.ir.ops import Fission, Fused, Store
 
@@ -109,7 +110,7 @@ def assumed_facts(graph: Graph) -> dict[int, OperatorFacts]:
     """Facts without a measurement: outputs at their Storage's size, no workspace.
 
     Nested bodies count: an update runs its body call by call, and a Fission holds one part at a
-    time beside its outputs.  A fused kernel stores no intermediate.
+    time beside its outputs (`lowtide.analysis.parts`).  A fused kernel stores no intermediate.
     """
     return {node.id: _assume(graph, node) for node in graph.nodes}
 
@@ -119,22 +120,24 @@ def _assume(graph: Graph, node: Node) -> OperatorFacts:
     for storage, where in fresh_outputs(graph, node).items():
         sizes[where[0]] = graph.storages[storage].nbytes
     sequence = tuple((nbytes, position) for position, nbytes in enumerate(sizes) if nbytes)
-    return OperatorFacts(tuple(sizes), sum(sizes) + _inside_bytes(node), sequence=sequence)
+    return OperatorFacts(tuple(sizes), sum(sizes) + _inside_bytes(graph, node), sequence=sequence)
 
 
-def _inside_bytes(node: Node) -> int:
+def _inside_bytes(graph: Graph, node: Node) -> int:
     """The most bytes that the bodies of `node` hold at once, beside its inputs and outputs."""
     if isinstance(node.op, Fused) and node.op.kind == "update":
         return _body_peak_bytes(node.op.body)
     if isinstance(node.op, Fission):
-        return max((_body_peak_bytes(body) for body in node.op.bodies), default=0)
+        ways = deliveries(graph, node)
+        return max((_body_peak_bytes(body_as_run(body, ways)) for body in node.op.bodies), default=0)
     return 0
 
 
 def _body_peak_bytes(body: Graph) -> int:
-    """Peak of a body in program order, its inputs left out: they belong to the graph around it."""
+    """Peak of a body in program order, without inputs and outputs: they belong to the graph around it."""
     facts = assumed_facts(body)
-    last: dict[int, int] = {body.values[value].storage: -1 for value in body.outputs}
+    last: dict[int, int] = {}
+    given = {body.values[value].storage for value in body.outputs}
     for node in reversed(body.nodes):
         for value in (*node.inputs, *node.outputs):
             last.setdefault(body.values[value].storage, node.id)
@@ -142,7 +145,8 @@ def _body_peak_bytes(body: Graph) -> int:
     peak = live = 0
     for node in body.nodes:
         workspace = workspace_bytes(body, node, facts)
-        sizes.update(fresh := fresh_bytes(body, node, facts))
+        fresh = {key: size for key, size in fresh_bytes(body, node, facts).items() if key not in given}
+        sizes.update(fresh)
         live += sum(fresh.values())
         peak = max(peak, live + workspace)
         for storage in {body.values[value].storage for value in (*node.inputs, *node.outputs)}:

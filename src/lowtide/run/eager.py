@@ -9,7 +9,7 @@ the profiler measures is what `timeline` predicts from reference facts, to the b
 Invariant.  A storage is held from its producer to its last reader through any of its views, as in
 `lowtide.analysis.lifetime`.
 
-Not done.  Fission, fused kernels and swap nodes: refused by name until they have a plain meaning here.
+Not done.  Fused kernels and swap nodes: refused by name until they have a plain meaning here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from torch import Tensor
 from lowtide.capture.program import Program
 from lowtide.ir.aten import call, tensors_of
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.ops import Aten, Fused
+from lowtide.ir.ops import Aten, Fission, Fused
+from lowtide.run.fission_reference import run_fission
 
 __all__ = ["Tap", "run_graph", "run_reference"]
 
@@ -62,9 +63,15 @@ def _run_node(node: Node, values: Mapping[int, Any]) -> tuple[Tensor, ...]:
         result = call(node.op, operands)
         return tensors_of(result) if node.outputs else ()
     if isinstance(node.op, Fused) and node.op.kind == "update":
-        outputs = run_graph(node.op.body, dict(zip(node.op.body.inputs, operands, strict=True)))
-        return tuple(outputs[value] for value in node.op.body.outputs)
+        return tuple(_run_body(node.op.body, operands))
+    if isinstance(node.op, Fission):
+        return tuple(run_fission(node.op, operands, _run_body))
     raise NotImplementedError(f"node {node.id} ({type(node.op).__name__}) has no plain meaning yet")
+
+
+def _run_body(body: Graph, operands: Sequence[Any]) -> list[Tensor]:
+    outputs = run_graph(body, dict(zip(body.inputs, operands, strict=True)))
+    return [outputs[value] for value in body.outputs]
 
 
 def _last_uses(graph: Graph, order: Sequence[int]) -> dict[int, list[int]]:

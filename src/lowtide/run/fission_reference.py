@@ -39,12 +39,19 @@ def run_fission(
     Raises ValueError for a merge that has no reference.
     """
     wholes = list(outputs) if outputs is not None else allocate_outputs(op)
-    for number, part in enumerate(op.parts):
-        operands = [slice_view(tensor, piece) for tensor, piece in zip(inputs, part.inputs, strict=True)]
-        results = run_graph(op.bodies[part.body], operands)
-        for whole, piece, merge, result in zip(wholes, part.outputs, op.merges, results, strict=True):
-            _merge(slice_view(whole, piece), result, merge, first=number == 0)
+    for number in range(len(op.parts)):
+        _run_part(op, number, inputs, wholes, run_graph)
     return wholes
+
+
+def _run_part(
+    op: Fission, number: int, inputs: Sequence[Any], wholes: Sequence[Tensor], run_graph: RunGraph
+) -> None:
+    part = op.parts[number]
+    operands = [slice_view(tensor, piece) for tensor, piece in zip(inputs, part.inputs, strict=True)]
+    results = run_graph(op.bodies[part.body], operands)
+    for whole, piece, merge, result in zip(wholes, part.outputs, op.merges, results, strict=True):
+        _merge(slice_view(whole, piece), result, merge, first=number == 0)
 
 
 def _merge(target: Tensor, result: Tensor, merge: Merge, first: bool) -> None:

@@ -14,21 +14,24 @@ are windows of the outer scope and whose temporaries lie in the node's workspace
 To add an operation kind: write `lower_kind(node, scope, builder)` and enter it in `LOWERINGS`; a loop over
 parts appends its steps part by part, each with windows on its slices.
 
-Not done.  Fission, fused kernels, swap: refused by name until their lowering is entered.
+Not done.  Fused kernels, swap: refused by name until their lowering is entered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
 from lowtide.analysis.facts import OperatorFacts
+from lowtide.analysis.parts import deliveries
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.ops import Aten, Fused, Op
+from lowtide.ir.ops import Aten, Fission, Fused, Op
 from lowtide.run.bindings import Bindings, Window
 from lowtide.run.calls import Call, out_variant, prepare_call, prepare_out_call
+from lowtide.run.fission_steps import PartPlan, lay_out_body, part_window, plan_part
 from lowtide.run.layout import Layout, Location, lay_out
 from lowtide.run.probe import FactsTree, Path, variant_of
 from lowtide.run.steps import Draft
@@ -177,6 +180,41 @@ def lower_fused(node: Node, scope: Scope, builder: Builder) -> None:
     lower_graph(inner, order, builder, lambda step: None)
 
 
+def lower_fission(node: Node, scope: Scope, builder: Builder) -> None:
+    """The body once per part, on one set of offsets (see `lowtide.run.fission_steps`)."""
+    assert isinstance(node.op, Fission)
+    ways = deliveries(scope.graph, node)
+    for number, part in enumerate(node.op.parts):
+        body = node.op.bodies[part.body]
+        path = (*scope.path, node.id, part.body)
+        layout = lay_out_body(body, ways, builder.facts.get(path, {}))
+        given = {
+            mine: part_window(scope.window(outer), piece, body.values[mine].meta)
+            for mine, outer, piece in zip(body.inputs, node.inputs, part.inputs, strict=True)
+        }
+        targets = [
+            part_window(scope.window(outer), piece, body.values[mine].meta)
+            for mine, outer, piece in zip(body.outputs, node.outputs, part.outputs, strict=True)
+        ]
+        plan = plan_part(body, ways, targets, first=number == 0)
+        owner = node.id if scope.owner is None else scope.owner
+        order = [inner.id for inner in plan.graph.nodes]
+        base = scope.workspaces.get(node.id, 0)
+        inner = body_scope(plan.graph, path, layout, order, base, {**given, **plan.given}, owner)
+        lower_graph(inner, order, builder, partial(_add_merges, plan, inner, builder))
+
+
+def _add_merges(plan: PartPlan, scope: Scope, builder: Builder, step: int) -> None:
+    """The steps that bring what step `step` of a part made to where it belongs."""
+    for op, value, target in plan.merges.get(step, ()):
+        call = prepare_call(op)
+        for index, window in enumerate((target, scope.window(value))):
+            for container, key in call.places[index]:
+                builder.bindings.place(window, container, key)
+        assert scope.owner is not None
+        builder.drafts.append(Draft(scope.owner, call))
+
+
 def body_scope(
     body: Graph,
     path: Path,
@@ -201,4 +239,4 @@ def body_scope(
 
 Lowering = Callable[[Node, Scope, Builder], None]
 
-LOWERINGS: dict[type[Op], Lowering] = {Aten: lower_aten, Fused: lower_fused}
+LOWERINGS: dict[type[Op], Lowering] = {Aten: lower_aten, Fused: lower_fused, Fission: lower_fission}

@@ -14,10 +14,10 @@ for memory that the allocator does not see.
               temporaries packed into a workspace of the arena.  `variant_of` reads from the facts
               which of the two it is, so that executor and probe cannot disagree.
 
-Updates follow from their bodies.  The random generator is left as it was.
+Updates and Fissions follow from their bodies.  The random generator is left as it was.
 
 Invariant.  Never more than one node's operands and results exist.
-Not done.  Fission and swap nodes (assumed from the graph); operators that fail on made-up operands are
+Not done.  Swap nodes (assumed from the graph); operators that fail on made-up operands are
 assumed too, with a warning.
 """
 
@@ -34,10 +34,11 @@ from torch import Tensor
 
 from lowtide.analysis.facts import Facts, OperatorFacts, Temp, assumed_facts, fresh_outputs
 from lowtide.analysis.key import node_key
+from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.analysis.timeline import timeline
 from lowtide.ir.aten import tensors_of
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.ops import Aten, Fused
+from lowtide.ir.ops import Aten, Fission, Fused
 from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.calls import Call, out_variant, prepare_call, prepare_out_call
 from lowtide.run.events import Block, Log, blocks_of, peak_bytes, record_with_hook, record_with_profiler
@@ -51,7 +52,8 @@ __all__ = ["FactsTree", "How", "Path", "Variant", "probe", "probe_tree", "varian
 
 Path = tuple[int, ...]
 FactsTree = Mapping[Path, Facts]
-"""Facts of the program under (), of the body of node n under (n,), and so on inwards."""
+"""Facts of the program under (), of the body of update n under (n,), of body b of Fission n under (n, b), and
+so on inwards."""
 
 How = Literal["reference", "arena"]
 Variant = Literal["out", "served", "copied"]
@@ -90,6 +92,9 @@ def _probe_into(found: dict[Path, Facts], prober: _Prober, graph: Graph, path: P
     for node in graph.nodes:
         if isinstance(node.op, Fused) and node.op.kind == "update":
             _probe_into(found, prober, node.op.body, (*path, node.id))
+        elif isinstance(node.op, Fission):
+            for number, body in enumerate(node.op.bodies):
+                _probe_into(found, prober, body, (*path, node.id, number))
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,9 @@ class _Prober:
     def _facts(self, graph: Graph, node: Node, assumed: OperatorFacts) -> OperatorFacts:
         if isinstance(node.op, Fused) and node.op.kind == "update":
             return replace(assumed, transient_bytes=sum(assumed.output_bytes) + self._inside(node.op.body))
+        if isinstance(node.op, Fission):
+            inside = max(map(self._inside, self._bodies(graph, node, node.op)), default=0)
+            return replace(assumed, transient_bytes=sum(assumed.output_bytes) + inside)
         if not isinstance(node.op, Aten) or graph.is_view(node):
             return assumed
         key = machine_key("facts", self.how, str(self.hook is not None), node_key(graph, node))
@@ -116,6 +124,12 @@ class _Prober:
             return assumed
         self.store.write(key, _print(measured))
         return measured
+
+    def _bodies(self, graph: Graph, node: Node, op: Fission) -> tuple[Graph, ...]:
+        """The bodies as they run: the plain executor holds every result of a part until it is merged."""
+        if self.how == "reference":
+            return op.bodies
+        return tuple(body_as_run(body, deliveries(graph, node)) for body in op.bodies)
 
     def _inside(self, body: Graph) -> int:
         """Bytes that a body holds at once beside its inputs."""
@@ -139,9 +153,10 @@ class _Prober:
                     return min(given, served, key=lambda facts: facts.transient_bytes)
                 return self._measure_result(graph, node, operands)
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
+                where = node.origin.module or "no module"
                 warnings.warn(
-                    f"{node.op.overload} (node {node.id}, {node.origin.module or 'no module'}) fails on made-up "
-                    f"operands, its memory is assumed: {error}",
+                    f"{node.op.overload} (node {node.id}, {where}) fails on made-up operands, its memory is "
+                    f"assumed: {error}",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -1,0 +1,105 @@
+"""A Fission in the arena: its parts unrolled into steps, all on one set of offsets.
+
+Problem.  Parts run one after the other in the same memory; their inputs are slices of what is there,
+their results belong into slices of the outputs, and nothing may be allocated for either.
+
+Method.  The body is laid out once, in the node's workspace.  Each part lowers it again in a scope whose
+inputs are windows on the slices, and whose delivered outputs (`lowtide.analysis.parts`) are windows on the
+node's outputs.  A result that lies elsewhere is merged by a step of its own, directly after its producer.
+
+    workspace   [ body of part 0 ][ body of part 1 ][ body of part 2 ]   time ->
+    output      [ rows 0..2      ][ rows 3..5      ][ rows 6..7      ]   written in place
+    gradient    [ mm             ][ addmm_         ][ addmm_         ]
+
+Invariants.  The first part of a sum writes, so outputs are never cleared.  Steps of a body belong to the
+Fission's node.
+
+Not done.  Log-sum-exp and moments; parts in parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lowtide.analysis.facts import Facts
+from lowtide.analysis.parts import Delivery, body_as_run
+from lowtide.ir.graph import Graph, Node, TensorMeta
+from lowtide.ir.ops import Aten, Ref, Slice
+from lowtide.run.bindings import Window
+from lowtide.run.layout import Layout, lay_out
+
+__all__ = ["PartPlan", "lay_out_body", "part_window", "plan_part"]
+
+_COPY = Aten("aten.copy_.default", (Ref(0), Ref(1)))
+_ADD = Aten("aten.add_.Tensor", (Ref(0), Ref(1)))
+_ACCUMULATE = Aten("aten.addmm_.default", (Ref(0), Ref(1), Ref(2)))
+
+Merge = tuple[Aten, int, Window]
+"""An operator on (target, value of the body)."""
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """One part: its graph, the body's outputs that lie in the node's outputs, merges by step of the graph."""
+
+    graph: Graph
+    given: Mapping[int, Window]
+    merges: Mapping[int, Sequence[Merge]]
+
+
+def lay_out_body(body: Graph, ways: Sequence[Delivery], facts: Facts) -> Layout:
+    """Where a body's own values lie in the workspace of its node, in the body's order."""
+    run = body_as_run(body, ways)
+    return lay_out(run, [node.id for node in run.nodes], facts)
+
+
+def part_window(whole: Window, piece: Slice, part: TensorMeta) -> Window:
+    """The window of one part on `whole`, with the part's shape and the whole's strides."""
+    if piece.axis is None:
+        return whole
+    step = whole.meta.stride[piece.axis] * whole.meta.dtype.itemsize
+    meta = TensorMeta(part.shape, whole.meta.stride, whole.meta.dtype, whole.meta.device)
+    return Window(whole.location.shifted(piece.start * step), meta)
+
+
+def plan_part(body: Graph, ways: Sequence[Delivery], targets: Sequence[Window], first: bool) -> PartPlan:
+    """How one part delivers; `targets` are the windows on the node's outputs."""
+    run = body_as_run(body, ways)
+    step_of = {node.id: step for step, node in enumerate(run.nodes)}
+    given: dict[int, Window] = {}
+    merges: dict[int, list[Merge]] = {}
+    accumulated: set[int] = set()
+    for value, way, target in zip(body.outputs, ways, targets, strict=True):
+        if way == "direct" or (first and way == "accumulate"):
+            given[value] = Window(target.location, body.values[value].meta)
+        elif way == "accumulate":
+            given[value] = target
+            accumulated.add(value)
+        else:
+            op = _COPY if way == "copy" or first else _ADD
+            merges.setdefault(step_of[run.producer[value]], []).append((op, value, target))
+    return PartPlan(_accumulating(run, accumulated) if accumulated else run, given, merges)
+
+
+def _accumulating(body: Graph, values: set[int]) -> Graph:
+    """`body` with the products that make `values` added to what is there.
+
+    The new nodes have ids of their own, as the facts of the product do not hold for them.
+    """
+    fresh = max(node.id for node in body.nodes) + 1
+    nodes = []
+    for step, node in enumerate(body.nodes):
+        if values.isdisjoint(node.outputs):
+            nodes.append(node)
+            continue
+        (value,) = node.outputs
+        nodes.append(Node(fresh + step, _ACCUMULATE, (value, *_operands(node)), (), (value,), node.origin))
+    return replace(body, nodes=tuple(nodes), inputs=(*body.inputs, *sorted(values)))
+
+
+def _operands(node: Node) -> tuple[int, int]:
+    """The two factors of a product; a square of one value mentions it twice."""
+    assert isinstance(node.op, Aten)
+    left, right = (node.inputs[arg.index] for arg in node.op.args if isinstance(arg, Ref))
+    return left, right
