@@ -36,6 +36,7 @@ from lowtide.run.arena import ArenaExecutor, Tap
 from lowtide.run.events import peak_bytes, record_with_profiler
 from lowtide.run.layout import Layout, lay_out
 from lowtide.run.probe import FactsTree, probe, probe_tree, variant_of
+from lowtide.run.store import ProfileStore
 from lowtide.schedule.schedule import Schedule
 
 Look = Callable[[str, Tensor], None]
@@ -252,24 +253,25 @@ def build_plan(
     facts: FactsTree | None = None,
     moves: Mapping[str, int] | None = None,
     hook: Hook | None = None,
+    store: ProfileStore | None = None,
     poison: bool = False,
 ) -> Plan:
     """A plan that runs `graph` (default: as captured) in `order` (default: program order).
 
     `placement` gives arena offsets by Buffer id of ``lifetimes(graph, order, facts[()], inplace=True)``;
-    greedy if absent.  `facts` are probed if absent.  `hook` defaults to the process's hook.  `poison` fills
-    dead memory after each step: slow, for tests.
+    greedy if absent.  `facts` are probed if absent, and remembered in `store`.  `hook` defaults to the
+    process's hook.  `poison` fills dead memory after each step: slow, for tests.
     """
     graph = program.graph if graph is None else graph
     hook = hook or load_hook()
     steps = tuple(node.id for node in graph.nodes) if order is None else tuple(order)
-    tree = probe_tree(graph, "arena", hook=hook) if facts is None else facts
+    tree = probe_tree(graph, "arena", store=store, hook=hook) if facts is None else facts
     recipe = Recipe(
         graph=graph,
         order=steps,
         facts=tree,
         layout=lay_out(graph, steps, tree[()], placement),
-        unplaced_bytes=0 if hook else _unplaced_bytes(graph, tree[()]),
+        unplaced_bytes=0 if hook else _unplaced_bytes(graph, tree[()], store),
         bookkeeping_bytes=_bookkeeping_bytes(program),
         moves=tuple(sorted((moves or {}).items())),
     )
@@ -281,9 +283,9 @@ def _bookkeeping_bytes(program: Program) -> int:
     return peak_bytes(log)
 
 
-def _unplaced_bytes(graph: Graph, facts: Facts) -> int:
+def _unplaced_bytes(graph: Graph, facts: Facts, store: ProfileStore | None) -> int:
     """Without a hook: the most that one operator takes beside the arena, its result to be copied included."""
-    reference = probe(graph, "reference")
+    reference = probe(graph, "reference", store=store)
     return max((_beside(graph, node_id, facts, reference) for node_id in facts), default=0)
 
 

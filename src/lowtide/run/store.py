@@ -4,8 +4,8 @@ Problem.  Measuring an operator takes as long as running it several times; most 
 and most runs repeat graphs.
 
 Method.  A key names everything the number depends on: the operator with its shapes and strides, the
-number of threads, PyTorch's version, the processor, and the version of what is stored.  The file is only
-a cache: one that cannot be read or written is replaced by memory, and entries are never changed.
+number of threads, PyTorch's version, the processor, and the code that measures.  The file is only a
+cache: one that cannot be read or written is replaced by memory, and entries are never changed.
 
 Not done.  Expiry: an entry is a few hundred bytes.
 """
@@ -17,6 +17,7 @@ import platform
 import sqlite3
 from contextlib import closing
 from functools import cache
+from importlib import resources
 from pathlib import Path
 
 import platformdirs
@@ -24,7 +25,7 @@ import torch
 
 __all__ = ["ProfileStore", "machine_key"]
 
-_VERSION = "1"
+_SOURCES = ("allocator.py", "calls.py", "hook.cpp", "operands.py", "probe.py", "temps.py", "timing.py")
 _BUSY_LIMIT_S = 5.0
 
 
@@ -36,9 +37,10 @@ class ProfileStore:
         self._path = path
 
     @staticmethod
+    @cache
     def default() -> ProfileStore:
-        """The store in the user's cache directory."""
-        return ProfileStore(Path(platformdirs.user_cache_dir("lowtide")) / f"profile-{_VERSION}.sqlite")
+        """The store in the user's cache directory; the same one for the whole process."""
+        return ProfileStore(Path(platformdirs.user_cache_dir("lowtide")) / "profile.sqlite")
 
     def read(self, key: str) -> str | None:
         """The text under `key`, or None."""
@@ -77,8 +79,15 @@ class ProfileStore:
 
 def machine_key(*parts: str) -> str:
     """A key for something measured here and now, with this number of threads."""
-    where = (_VERSION, torch.__version__, _processor(), str(torch.get_num_threads()))
+    where = (_measurer(), torch.__version__, _processor(), str(torch.get_num_threads()))
     return hashlib.sha256("\0".join((*where, *parts)).encode()).hexdigest()
+
+
+@cache
+def _measurer() -> str:
+    """A digest of the code that measures: what another version measured is not known."""
+    package = resources.files("lowtide.run")
+    return hashlib.sha256(b"\0".join(package.joinpath(name).read_bytes() for name in _SOURCES)).hexdigest()
 
 
 @cache
