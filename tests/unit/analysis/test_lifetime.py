@@ -151,6 +151,19 @@ def test_a_resident_input_is_never_overwritten() -> None:
     assert donors(graph) == {}
 
 
+def test_what_a_body_takes_and_gives_is_not_reused() -> None:
+    graph = parse_graph("""
+    input %0: f32[4] temp
+    %1: f32[4] = aten.relu.default(%0)
+    %2: f32[4] = aten.neg.default(%1)
+    %3: f32[4] = aten.exp.default(%2)
+    %4: f32[4] = aten.sin.default(%2)
+    return %3, %4
+    """)
+    assert donors(graph) == {2: (1,)}
+    assert [buffer.kind for buffer in buffers_of(graph, inplace=True)] == ["value", "output", "output"]
+
+
 def test_an_input_that_is_also_read_through_another_window_is_kept() -> None:
     graph = parse_graph("""
     input %0: f32[4,4]
