@@ -22,8 +22,9 @@ from lowtide.fusion.codegen.tensor import Unfusable
 
 __all__ = ["Flat"]
 
-TILE_ACROSS, TILE_LAST = 16, 64  # a tile of a transposed operand
-_TILE_PLACE = Index.of(Var("du", TILE_ACROSS)) * TILE_LAST + Index.of(Var("dl", TILE_LAST))
+TILE_ACROSS, TILE_LAST = 16, 512  # a tile of a transposed operand
+TILE_PAD = 16  # keeps the tile's rows out of each other's cache sets
+_TILE_PLACE = Index.of(Var("du", TILE_ACROSS)) * (TILE_LAST + TILE_PAD) + Index.of(Var("dl", TILE_LAST))
 SQRT_BLOCK = 8192  # elements per call of eager's square root
 
 
@@ -116,11 +117,11 @@ class Flat(Loops):
         leaf = node.leaf
         assert leaf is not None and leaf.stored is not None
         kind, name = memory_type(leaf.stored), self.writer.fresh("x")
-        self.writer.line(f"{kind}* const {name} = ({kind}*)(own + {self.writer.own(TILE_ACROSS * TILE_LAST * 8)});")
+        self.writer.line(f"{kind}* const {name} = ({kind}*)(own + {self.writer.own(TILE_ACROSS * (TILE_LAST + TILE_PAD) * 8)});")
         starts = {across: Index.of(Var("first", across.size)), last: Index.of(Var("start", last.size))}
         place = index_text(leaf.index.substitute(lambda var: starts.get(var) or Index.of(var)))
         step = leaf.index.coefficient(last)
-        self.writer.line(f"lt_transpose({leaf.source} + {place}, {step}, {name}, {TILE_LAST}, nu, nl);")
+        self.writer.line(f"lt_transpose({leaf.source} + {place}, {step}, {name}, {TILE_LAST + TILE_PAD}, nu, nl);")
         self.kept[node] = name
 
     def _one_loop(self, var: Var, roots: Sequence[Expr], slow: bool) -> None:

@@ -134,19 +134,23 @@ template <int K> LT void lt_swap16(lt_v16* r) {  // exchange the off-diagonal K 
     r[i] = __builtin_shuffle(a, b, low); r[i + K] = __builtin_shuffle(a, b, high);
   }
 }
+static inline void lt_block16(const char* src, int64_t lds, char* dst, int64_t ldd) {
+  lt_v16 r[16];
+  #pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) r[i] = *(const lt_u16*)(const void*)(src + i * lds);
+  lt_swap16<1>(r); lt_swap16<2>(r); lt_swap16<4>(r); lt_swap16<8>(r);
+  #pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) *(lt_u16*)(void*)(dst + i * ldd) = r[i];
+}
 // dst[u * ldd + l] = src[l * lds + u] for u < nu, l < nl: a tile of a transposed operand
-template <class T> static inline void lt_transpose(const T* src, int64_t lds, T* dst, int64_t ldd, int64_t nu, int64_t nl) {
-  int64_t done = 0;
-  if (sizeof(T) == 4 && nu == 16)
-    for (; done + 16 <= nl; done += 16) {
-      lt_v16 r[16];
-      #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) r[i] = *(const lt_u16*)(const void*)(src + (done + i) * lds);
-      lt_swap16<1>(r); lt_swap16<2>(r); lt_swap16<4>(r); lt_swap16<8>(r);
-      #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) *(lt_u16*)(void*)(dst + i * ldd + done) = r[i];
-    }
-  for (int64_t l = done; l < nl; ++l) for (int64_t u = 0; u < nu; ++u) dst[u * ldd + l] = src[l * lds + u];
+template <class T> static void lt_transpose(const T* src, int64_t lds, T* dst, int64_t ldd, int64_t nu, int64_t nl) {
+  int64_t lo = 0, uo = sizeof(T) == 4 ? nu / 16 * 16 : 0;
+  if (sizeof(T) == 4)
+    for (; lo + 16 <= nl; lo += 16)
+      for (int64_t u = 0; u < uo; u += 16)
+        lt_block16((const char*)(src + lo * lds + u), lds * 4, (char*)(dst + u * ldd + lo), ldd * 4);
+  for (int64_t l = 0; l < lo; ++l) for (int64_t u = uo; u < nu; ++u) dst[u * ldd + l] = src[l * lds + u];
+  for (int64_t l = lo; l < nl; ++l) for (int64_t u = 0; u < nu; ++u) dst[u * ldd + l] = src[l * lds + u];
 }
 LT int64_t lt_row(int64_t row, int64_t bound, long& bad) {
   if ((uint64_t)row >= (uint64_t)bound) { bad = 1; return 0; }

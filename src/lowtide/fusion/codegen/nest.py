@@ -176,18 +176,35 @@ def _assign(item: Item, stages: list[Stage], home: dict[str, int]) -> int:
 def _open(item: Item) -> Stage:
     axes = tuple(range(len(item.sizes)))
     if item.kept is None:
-        return Stage(0, item.numel, [(item, (), axes)])
+        return Stage(0, item.numel, [(item, (), _memory_order(item))])
     rows, cols = axes[: item.kept], axes[item.kept :]
     return Stage(prod(item.sizes[: item.kept]), prod(item.sizes[item.kept :]), [(item, rows, cols)])
+
+
+def _memory_order(item: Item) -> tuple[int, ...]:
+    """The axes of a store as they lie in memory, outermost first."""
+    assert item.store is not None
+    stride = item.store.stride
+    return tuple(sorted(range(len(item.sizes)), key=lambda k: -stride[k] if item.sizes[k] > 1 else -(1 << 62)))
+
+
+def _fit_flat(item: Item, stage: Stage) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """A store of the same shape joins in the stage's order of axes; of another shape, if all are plain."""
+    if item.kept is not None or item.numel != stage.cols:
+        return None
+    first, _, order = stage.members[0]
+    if item.sizes == first.sizes:
+        return (), order
+    plain = order == tuple(sorted(order)) and _memory_order(item) == tuple(range(len(item.sizes)))
+    return ((), tuple(range(len(item.sizes)))) if plain else None
 
 
 def _fit(item: Item, stage: Stage, local: Sequence[Index]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """How the item's axes split into the stage's rows and columns; None if they do not."""
     axes = tuple(k for k, size in enumerate(item.sizes) if size > 1)
     if stage.flat:
-        fits = item.kept is None and item.numel == stage.cols and not local
-        return ((), axes) if fits else None
-    if stage.rows == 0 or (item.kept is None and stage.cols <= 1):
+        return None if local else _fit_flat(item, stage)
+    if (item.kept is None and stage.cols <= 1):
         return None
     rows = _row_axes(item, stage, local, axes)
     if rows is None:
