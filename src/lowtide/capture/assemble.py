@@ -40,11 +40,11 @@ def assemble(trace: Trace, updates: Updates | None) -> Assembled:
     """The graph of a trace; `updates` adds the optimizer's part."""
     ssa = Ssa(trace)
     ssa.run()
-    results = {name: ssa.read(window, Origin()) for name, window in trace.results.items()}
     rebound = {path: ssa.read(window, Origin()) for path, window in trace.rebound.items()}
     ssa.write_back()
     for path, value in rebound.items():
         ssa.store(f"buffer:{path}", value, Origin())
+    results = {name: ssa.read(window, Origin()) for name, window in trace.results.items()}
     nodes = _add_updates(ssa, updates, results) if updates is not None else {}
     returned = [value for name, value in results.items() if not name.startswith("grad:")]
     _mark_roles(ssa, returned, [value for name, value in results.items() if name.startswith("grad:")])

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.capture.fidelity import run_faithfully
 from lowtide.capture.internals import FakeTensorMode, outside_modes
 from lowtide.capture.recorder import meta_of
-from lowtide.ir.aten import call, renumber, tensors_of
+from lowtide.ir.aten import bound, renumber, resolve, tensors_of
 from lowtide.ir.graph import Graph, Node, Origin, Role, Storage, TensorMeta, Value
 from lowtide.ir.ops import Aten, Op
 
@@ -87,15 +88,19 @@ class Builder:
     def predict(self, op: Aten, inputs: Sequence[int]) -> tuple[Tensor, ...]:
         """The fake results of an operator on values of the graph."""
         with outside_modes(), torch.no_grad(), self._mode:
-            return tensors_of(call(op, [self._fake(value) for value in inputs]))
+            return self._run(op, [self._fake(value) for value in inputs])
 
     def predict_chain(self, ops: Sequence[Aten], value: int) -> TensorMeta:
         """The meta after operators that take one tensor each."""
         with outside_modes(), torch.no_grad(), self._mode:
             tensor = self._fake(value)
             for op in ops:
-                (tensor,) = tensors_of(call(op, [tensor]))
+                (tensor,) = self._run(op, [tensor])
             return meta_of(tensor)
+
+    def _run(self, op: Aten, operands: Sequence[Any]) -> tuple[Tensor, ...]:
+        args, kwargs = bound(op, operands)
+        return tensors_of(run_faithfully(resolve(op.overload), args, kwargs, self._mode))
 
     def _fake(self, value: int) -> Any:
         meta = self.values[value].meta

@@ -324,10 +324,8 @@ def _is_users(found: Any) -> bool:
     code = getattr(found, "__code__", None)
     if code is not None:
         return _is_users_file(code.co_filename)
-    if issubclass(found, nn.Module) and found.__module__.startswith("torch."):
-        return False
-    methods = (entry for entry in map(_plain, vars(found).values()) if isinstance(entry, FunctionType))
-    return any(_is_users_file(method.__code__.co_filename) for method in methods)
+    module = sys.modules.get(found.__module__)
+    return _is_users_file(getattr(module, "__file__", None) or "<unknown>")
 
 
 @functools.cache

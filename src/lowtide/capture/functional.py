@@ -107,8 +107,20 @@ def find(op: Aten) -> Functional | None:
     schema = resolve(op.overload)._schema
     out_names = {a.name for a in schema.arguments if _is_out(a)}
     kwargs = tuple((name, value) for name, value in op.kwargs if name not in out_names)
+    args = op.args + _missing_defaults(op, overload)
     aliased = sum(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
-    return Functional(Aten(overload, op.args, kwargs), len(schema.returns) - aliased)
+    return Functional(Aten(overload, args, kwargs), len(schema.returns) - aliased)
+
+
+def _missing_defaults(op: Aten, overload: str) -> tuple[Arg, ...]:
+    """Arguments that were left at a default which the functional form does not have (``bernoulli_()``)."""
+    given = len(op.args)
+    ours, theirs = (resolve(name)._schema.arguments[given:] for name in (op.overload, overload))
+    return tuple(
+        our.default_value
+        for our, their in zip(ours, theirs, strict=False)
+        if our.has_default_value() and not their.has_default_value() and not their.kwarg_only
+    )
 
 
 @cache

@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._guard(name)
         args, kwargs = self._replace(args), self._replace(kwargs)
         op = Aten(name, self._encode(args, inputs), self._encode_kwargs(kwargs, inputs))
-        result = run_faithfully(name, func, args, kwargs, self._twins.mode)
+        result = run_faithfully(func, args, kwargs, self._twins.mode)
         outputs = tuple(self.window(tensor) for tensor in tensors_of(result))
         if name not in _IDENTITIES and (outputs or func._schema.is_mutable):
             self.calls.append(Call(op, tuple(inputs), outputs, self.origins.find()))

@@ -308,12 +308,19 @@ class Ssa:
             self.names[name] = version.values[window.place]
 
     def write_back(self) -> None:
-        """Copy the last version of every resident that the step changed into its own memory."""
+        """Copy the last version of every resident that the step changed into its own memory.
+
+        What is read afterwards is read there: a returned buffer is the user's own tensor.
+        """
         for resident in self._trace.residents:
             origin = self._changed.pop(resident.window.storage, None)
             if origin is None or resident.literal:
                 continue
+            home = self.names[resident.names[0]]
             self.store(resident.names[0], self.read(resident.window, origin), origin)
+            self._versions[resident.window.storage] = _Version(
+                self.builder.values[home].storage, resident.window, {resident.window.place: home}
+            )
 
     def store(self, name: str, value: int, origin: Origin) -> None:
         """Append the node that overwrites a resident with a value."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lowtide.ir.ops import Arg, Aten, Ref
 
-__all__ = ["call", "overload_name", "renumber", "resolve", "substitute", "tensors_of"]
+__all__ = ["bound", "call", "overload_name", "renumber", "resolve", "substitute", "tensors_of"]
 
 
 @cache
@@ -53,9 +53,14 @@ def substitute(arg: Arg, operands: Sequence[Any]) -> Any:
 
 def call(op: Aten, operands: Sequence[Any]) -> Any:
     """Run one operator; `operands[i]` stands for the node's i-th input (a tensor, or a number if HOST)."""
-    args = [substitute(arg, operands) for arg in op.args]
-    kwargs = {name: substitute(arg, operands) for name, arg in op.kwargs}
+    args, kwargs = bound(op, operands)
     return resolve(op.overload)(*args, **kwargs)
+
+
+def bound(op: Aten, operands: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments of the call that `op` stands for."""
+    args = tuple(substitute(arg, operands) for arg in op.args)
+    return args, {name: substitute(arg, operands) for name, arg in op.kwargs}
 
 
 def tensors_of(result: Any) -> tuple[Tensor, ...]:
