@@ -101,7 +101,7 @@ def test_the_page_shows_each_part(page: str) -> None:
         "lowtide optimize unet:batch=8,size=128,width=16,mode=train --memory 60% --seed 0",
         "2.13.0",
         "1,284 states",
-        "3 remat; together",
+        "3 values recomputed. Together they cost 3.67 ms",
     ):
         assert expected in text, expected
 

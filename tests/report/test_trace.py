@@ -25,7 +25,7 @@ KIB = 1024
 def test_each_step_names_its_node_and_its_live_bytes() -> None:
     graph = parse_graph(STEP)
     order = [node.id for node in graph]
-    curve = trace(graph, order, assumed_facts(graph), seconds={order[0]: 0.5}).curve
+    curve = trace(graph, order, {(): assumed_facts(graph)}, price=lambda graph: {order[0]: 0.5}).curve
     assert [step.above_bytes for step in curve.steps] == [n * KIB for n in (1, 2, 3, 4, 3, 3)]
     assert curve.resident_bytes == 2 * KIB and curve.peak_step == 3 and curve.peak_bytes == 6 * KIB
     assert (curve.steps[1].operator, curve.steps[1].module, curve.steps[1].source) == (
@@ -41,7 +41,7 @@ def test_blocks_tell_what_they_are_for() -> None:
     graph = parse_graph(STEP)
     order = [node.id for node in graph]
     found = trace(
-        graph, order, assumed_facts(graph), offsets={0: 0, 1: 1024, 2: 2048, 3: 3072, 4: 1024}
+        graph, order, {(): assumed_facts(graph)}, offsets={0: 0, 1: 1024, 2: 2048, 3: 3072, 4: 1024}
     ).blocks
     assert [(block.label, block.kind, block.start, block.stop) for block in found] == [
         ("aten.mul.Tensor", "saved", 0, 5),
@@ -56,7 +56,7 @@ def test_blocks_tell_what_they_are_for() -> None:
 def test_holders_are_who_is_alive_at_the_peak() -> None:
     graph = parse_graph(STEP)
     order = [node.id for node in graph]
-    found = trace(graph, order, assumed_facts(graph))
+    found = trace(graph, order, {(): assumed_facts(graph)})
     assert sum(holder.nbytes for holder in found.holders) + 2 * KIB == found.curve.peak_bytes
     assert {holder.module for holder in found.holders} == {"enc", "enc.act", "dec"}
 
@@ -65,7 +65,7 @@ def test_workspace_is_a_holder_of_its_own() -> None:
     graph = parse_graph(STEP)
     order = [node.id for node in graph]
     facts = dict(assumed_facts(graph)) | {order[1]: OperatorFacts((KIB,), 9 * KIB)}
-    found = trace(graph, order, facts)
+    found = trace(graph, order, {(): facts})
     assert found.curve.peak_step == 1
     assert sorted((holder.kind, holder.nbytes) for holder in found.holders) == [
         ("saved", KIB),

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,7 +21,9 @@ import torch
 from lowtide.analysis.facts import Facts, assumed_facts, fresh_bytes, workspace_bytes
 from lowtide.cost.devices import device_named
 from lowtide.ir.graph import Graph, Node
+from lowtide.ir.ops import Fission
 from lowtide.report.data import (
+    Curve,
     Figures,
     Floor,
     Iteration,
@@ -31,42 +34,55 @@ from lowtide.report.data import (
     SearchRecord,
     Verdict,
 )
-from lowtide.report.trace import Trace, label_of, resident_by_role, trace
+from lowtide.report.trace import Price, Trace, label_of, resident_by_role, trace
+from lowtide.report.tree import OUTSIDE
 from lowtide.run.measure import Measurement
-from lowtide.run.plan import Plan
+from lowtide.run.plan import Plan, Recipe
 from lowtide.run.probe import probe
 from lowtide.search.estimator import Estimator
 from lowtide.search.floors import describe
 from lowtide.search.outcome import Outcome
 from lowtide.units import format_percent
 
-__all__ = ["data_of_outcome", "data_of_plan"]
+__all__ = ["by_module", "data_of_outcome", "data_of_plan", "data_of_recipe"]
+
+MOST_ROWS = 20
 
 
 def data_of_plan(plan: Plan) -> ReportData:
     """What a plan alone can tell, nothing measured: its recipe, its curve, who is alive, its floor."""
     program = plan.program
-    before = _eager_trace(program.graph, assumed_facts(program.graph), {})
-    after = _plan_trace(plan, {})
-    resident = resident_by_role(plan.graph)
+    before = _eager_trace(program.graph, assumed_facts(program.graph), None)
+    return replace(
+        data_of_recipe(plan.recipe, program.workload.name, program.opaque),
+        eager_predicted=Figures(before.curve.peak_bytes, before.curve.resident_bytes),
+        eager_curve=before.curve,
+        eager_holders=before.holders,
+    )
+
+
+def data_of_recipe(recipe: Recipe, name: str, opaque: tuple[str, ...] = ()) -> ReportData:
+    """The same for a recipe whose model is not here: nothing about eager."""
+    graph, layout = recipe.graph, recipe.layout
+    after = _recipe_trace(recipe, None)
+    resident_bytes = graph.resident_bytes
+    peak_bytes = resident_bytes + layout.nbytes + layout.output_bytes + recipe.unplaced_bytes
     return ReportData(
-        workload=program.workload.name,
+        workload=name,
         device="cpu",
         limit=Limit(),
         verdict=Verdict(met=True),
         eager=Figures(),
         plan=Figures(),
-        eager_predicted=Figures(before.curve.peak_bytes, before.curve.resident_bytes),
-        plan_predicted=Figures(plan.predicted_peak_bytes, plan.resident_bytes, plan.arena_bytes),
-        eager_curve=before.curve,
+        eager_curve=Curve((), resident_bytes),
         plan_curve=after.curve,
+        plan_predicted=Figures(peak_bytes, resident_bytes, layout.nbytes),
         blocks=after.blocks,
-        resident=resident,
-        eager_holders=before.holders,
+        resident=resident_by_role(graph),
         plan_holders=after.holders,
-        moves=tuple(Move(kind, f"{count} in all") for kind, count in sorted(plan.moves.items())),
-        floor=_floor(plan.graph, plan.facts, ""),
-        opaque=program.opaque,
+        moves=by_module(_moves_seen(graph, after)),
+        floor=_floor(graph, recipe.facts[()], ""),
+        opaque=opaque,
     )
 
 
@@ -76,8 +92,8 @@ def data_of_outcome(outcome: Outcome) -> ReportData:
     here = outcome.verified != "none"
     estimator = Estimator(None if here else device_named(outcome.device))
     facts = probe(graph, "reference") if here else assumed_facts(graph)
-    costs = estimator.costs(graph)
-    before, after = _eager_trace(graph, facts, costs), _plan_trace(plan, estimator.costs(plan.graph))
+    before, after = _eager_trace(graph, facts, estimator.costs), _recipe_trace(plan.recipe, estimator.costs)
+    predicted_s = sum(estimator.costs(graph).values())
     return replace(
         data_of_plan(plan),
         device=_device(outcome),
@@ -86,9 +102,7 @@ def data_of_outcome(outcome: Outcome) -> ReportData:
         eager=_figures(outcome.eager, None),
         plan=_figures(outcome.measured, plan.arena_bytes),
         latency_ratio=outcome.latency_ratio,
-        eager_predicted=Figures(
-            before.curve.peak_bytes, graph.resident_bytes, None, None, sum(costs.values())
-        ),
+        eager_predicted=Figures(before.curve.peak_bytes, graph.resident_bytes, None, None, predicted_s),
         plan_predicted=Figures(
             outcome.predicted_peak_bytes,
             plan.resident_bytes,
@@ -111,13 +125,13 @@ def data_of_outcome(outcome: Outcome) -> ReportData:
     )
 
 
-def _eager_trace(graph: Graph, facts: Facts, costs: Mapping[int, float]) -> Trace:
-    return trace(graph, [node.id for node in graph], facts, seconds=costs)
+def _eager_trace(graph: Graph, facts: Facts, price: Price | None) -> Trace:
+    return trace(graph, [node.id for node in graph], {(): facts}, price=price)
 
 
-def _plan_trace(plan: Plan, costs: Mapping[int, float]) -> Trace:
-    offsets = plan.placement.offsets
-    return trace(plan.graph, plan.schedule.order, plan.facts, inplace=True, offsets=offsets, seconds=costs)
+def _recipe_trace(recipe: Recipe, price: Price | None) -> Trace:
+    offsets = recipe.layout.offsets
+    return trace(recipe.graph, recipe.order, recipe.facts, inplace=True, offsets=offsets, price=price)
 
 
 def _figures(measured: Measurement, arena_bytes: int | None) -> Figures:
@@ -138,21 +152,58 @@ def _limit(outcome: Outcome) -> Limit:
     return Limit(limit.memory_bytes, None, f"{format_percent(share)} of eager's peak")
 
 
+def _moves_seen(graph: Graph, found: Trace) -> tuple[Move, ...]:
+    """The moves that can be read off a graph: regions in parts, and what is made a second time."""
+    splits = [
+        Move("fission", node.origin.module or node.origin.phase, node.origin.source, detail=label_of(node.op))
+        for node in graph
+        if isinstance(node.op, Fission)
+    ]
+    again = [
+        Move("remat", block.module, block.source, block.nbytes)
+        for block in found.blocks
+        if block.kind == "recomputed"
+    ]
+    return (*splits, *again)
+
+
 def _moves(outcome: Outcome) -> tuple[Move, ...]:
-    """The moves by kind and module, largest saving first."""
-    found: dict[tuple[str, str], Move] = {}
-    counts: dict[tuple[str, str], int] = {}
-    for move in outcome.moves:
-        key = (move.kind, move.where)
-        old = found.get(key, Move(move.kind, move.where, move.source, 0, 0.0))
-        saved, cost_s = (old.saved_bytes or 0) + move.saved_bytes, (old.cost_s or 0.0) + move.cost_s
-        counts[key] = counts.get(key, 0) + 1
-        found[key] = replace(old, saved_bytes=saved, cost_s=cost_s, detail=_counted(counts[key]))
-    return tuple(sorted(found.values(), key=lambda move: (-(move.saved_bytes or 0), move.kind, move.where)))
+    return by_module(
+        [
+            Move(move.kind, move.where, move.source, move.saved_bytes or None, move.cost_s or None)
+            for move in outcome.moves
+        ]
+    )
 
 
-def _counted(count: int) -> str:
-    return "" if count == 1 else f"{count} values"
+def by_module(moves: Sequence[Move]) -> tuple[Move, ...]:
+    """Moves of one kind in one module joined; paths are cut until at most `MOST_ROWS` rows are left."""
+    depth = max((move.where.count(".") + 1 for move in moves), default=1)
+    while True:
+        rows: dict[tuple[str, str], list[Move]] = defaultdict(list)
+        for move in moves:
+            rows[move.kind, ".".join(move.where.split(".")[:depth])].append(move)
+        if len(rows) <= MOST_ROWS or depth == 1:
+            break
+        depth -= 1
+    joined = [_joined(where or OUTSIDE, found) for (_, where), found in rows.items()]
+    return tuple(sorted(joined, key=lambda move: (move.kind, -(move.saved_bytes or 0), move.where)))
+
+
+def _joined(where: str, moves: Sequence[Move]) -> Move:
+    sources = list(dict.fromkeys(move.source for move in moves if move.source))
+    source = sources[0] + (f" and {len(sources) - 1} more" if len(sources) > 1 else "") if sources else ""
+    saved = [move.saved_bytes for move in moves if move.saved_bytes is not None]
+    costs = [move.cost_s for move in moves if move.cost_s is not None]
+    return Move(
+        moves[0].kind,
+        where,
+        source,
+        sum(saved) if saved else None,
+        sum(costs) if costs else None,
+        moves[0].detail if len(moves) == 1 else f"{len(moves)} values",
+        len(moves),
+    )
 
 
 def _floor(graph: Graph, facts: Facts, where: str) -> Floor | None:

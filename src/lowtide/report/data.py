@@ -78,7 +78,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of an order: the live bytes above the resident ones while its node runs."""
+    """One step of an order: the live bytes above the resident ones while its node runs.
+
+    `part` says which part of a Fission the step belongs to.
+    """
 
     above_bytes: int
     operator: str
@@ -86,6 +89,7 @@ class Step:
     source: str = ""
     phase: str = "forward"
     seconds: float = 0.0
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,10 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One applied transformation, what it saved of the peak and what it costs per step."""
+    """Applied transformations of one kind in one place: bytes no longer kept, seconds more per step.
+
+    `count` is how many they are.
+    """
 
     kind: str
     where: str
@@ -163,6 +170,7 @@ class Move:
     saved_bytes: int | None = None
     cost_s: float | None = None
     detail: str = ""
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,3 +250,9 @@ class ReportData:
     command: str = ""
     settings: tuple[tuple[str, str], ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def gap_bytes(self) -> int:
+        """Bytes of the plan's peak that no buffer holds: gaps in the arena at the moment of most memory."""
+        peak = self.plan.peak_bytes or self.plan_predicted.peak_bytes or 0
+        return max(0, peak - self.plan_curve.peak_bytes) if self.plan_curve.steps else 0

@@ -17,6 +17,7 @@
   const digits = (n) => n.toFixed(n >= 100 ? 0 : n >= 10 ? 1 : 2);
   const moment = (x) => {
     const at = (x / WIDE) * data.total;
+    if (data.timed && at <= 0) return "0";
     if (!data.timed) return `step ${Math.round(at)}`;
     return data.total >= 1 ? `${digits(at)} s` : data.total >= 1e-3 ? `${digits(at * 1e3)} ms` : `${digits(at * 1e6)} µs`;
   };

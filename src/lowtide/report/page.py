@@ -156,7 +156,7 @@ def _peak_card(title: str, curve: Curve) -> Markup:
     if not curve.steps:
         return Markup("{}: unknown").format(title)
     step = curve.steps[curve.peak_step]
-    where = " · ".join(filter(None, (step.module, step.source, step.phase)))
+    where = " · ".join(filter(None, (step.module, step.source, step.phase, step.part)))
     lines = (
         escape(f"{title}, step {curve.peak_step + 1} of {len(curve.steps)}"),
         Markup("<b>{}</b>").format(format_bytes(curve.peak_bytes)),
@@ -285,7 +285,7 @@ def _embedded(data: ReportData, axis: Axis, arena: Arena) -> Markup:
             "o": names([step.operator for step in curve.steps]),
             "m": names([step.module for step in curve.steps]),
             "s": names([step.source for step in curve.steps]),
-            "p": names([step.phase for step in curve.steps]),
+            "p": names([", ".join(filter(None, (step.phase, step.part))) for step in curve.steps]),
         }
 
     blocks = arena.blocks

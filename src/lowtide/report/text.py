@@ -14,14 +14,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from lowtide.report.adaptor import data_of_plan
+from lowtide.report.adaptor import data_of_outcome, data_of_plan, data_of_recipe
 from lowtide.report.data import Block, Curve, Holder, Move, ReportData
 from lowtide.report.tree import Group, group_by_module
 from lowtide.report.words import chips, floor_sentence, headline, moves_sentence, operator_name
-from lowtide.run.plan import Plan
+from lowtide.run.plan import Plan, Recipe
+from lowtide.search.outcome import Outcome
 from lowtide.units import format_bytes, format_percent, format_seconds
 
-__all__ = ["describe", "explain"]
+__all__ = ["describe", "explain", "explain_recipe"]
 
 WIDTH = 100
 OPEN_SHARE = 0.1
@@ -29,9 +30,14 @@ SHOW_SHARE = 0.02
 MOST_MOVES = 20
 
 
-def explain(plan: Plan) -> str:
-    """What a plan does, from the plan alone: nothing is run or measured."""
-    return describe(data_of_plan(plan))
+def explain(plan: Plan, outcome: Outcome | None = None) -> str:
+    """What a plan does; with the outcome of its search also what was measured, else nothing is run."""
+    return describe(data_of_plan(plan) if outcome is None else data_of_outcome(outcome))
+
+
+def explain_recipe(recipe: Recipe, name: str, opaque: tuple[str, ...] = ()) -> str:
+    """What a recipe does, without its model; `name` is the workload's."""
+    return describe(data_of_recipe(recipe, name, opaque))
 
 
 def describe(data: ReportData) -> str:
@@ -53,7 +59,7 @@ def _recipe(data: ReportData) -> list[str]:
         lines += _wrapped(moves_sentence(data), "  ")
         lines += _move_rows(data.moves[:MOST_MOVES])
         if len(data.moves) > MOST_MOVES:
-            lines.append(f"  and {len(data.moves) - MOST_MOVES} more")
+            lines.append(f"  and {len(data.moves) - MOST_MOVES} more rows")
     else:
         lines.append("  no move: order, in-place reuse and placement only")
     if data.plan.arena_bytes or data.plan_predicted.arena_bytes:
@@ -108,12 +114,15 @@ def _alive(data: ReportData) -> list[str]:
     curve = data.plan_curve
     if not curve.steps:
         return []
-    lines = [f"Alive at the plan's peak of {format_bytes(curve.peak_bytes)}, {_moment(curve)}"]
+    lines = [
+        f"Alive at the plan's peak of {format_bytes(curve.peak_bytes + data.gap_bytes)}, {_moment(curve)}"
+    ]
     if data.resident:
         roles = ", ".join(f"{entry.role} {format_bytes(entry.nbytes)}" for entry in data.resident)
         lines.append(_row(sum(entry.nbytes for entry in data.resident), 0, f"resident: {roles}"))
     root = group_by_module(data.plan_holders)
-    return lines + list(_branches(root, root.nbytes, 0))
+    lines += _branches(root, root.nbytes, 0)
+    return [*lines, _row(data.gap_bytes, 0, "gaps in the arena")] if data.gap_bytes else lines
 
 
 def _moment(curve: Curve) -> str:

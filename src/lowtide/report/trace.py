@@ -1,8 +1,10 @@
 """A graph in an order, as the curve, the blocks and the holders that a report shows.
 
 Method.  `analysis.timeline` says which Buffers are alive when; here each step and each Buffer gets the name
-of its operator, its module path and its source line.  What a Buffer is for follows from the phase of the
-node that makes it and from the first step of the backward:
+of its operator, its module path and its source line.  A Fission is opened: its parts follow one another as
+steps of their own, and its workspace becomes the buffers of its bodies, as `lowtide.run.fission_steps`
+lays them out.  What a Buffer is for follows from the phase of the node that makes it and from the first
+step of the backward in its graph (or body):
 
               forward            |first backward step
     forward   [-----)            |
@@ -10,24 +12,33 @@ node that makes it and from the first step of the backward:
     recomputed                   |    [------)     made by a node of the forward
     backward                     |      [-------)  made by a node of backward, clip or update
 
-Not done: the inside of a Fission; its bodies' buffers count as the node's workspace.
+Invariants.  A step's bytes are the bytes of the Buffers that span it; a Fission's workspace counts as what
+its bodies hold.  With more than `MOST_STEPS` steps only the first part of each Fission is opened.
+
+Not done.  The calls inside an update or a fused kernel: one step each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
-from lowtide.analysis.facts import Facts
-from lowtide.analysis.lifetime import Buffer
-from lowtide.analysis.timeline import Timeline, timeline
+from lowtide.analysis.lifetime import Buffer, lifetimes
+from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.ir.graph import Graph, Node, Role
 from lowtide.ir.ops import Aten, Fission, Fused, Load, Op, Scalar, Store
 from lowtide.report.data import Block, Curve, Holder, Resident, Step
+from lowtide.run.fission_steps import lay_out_body
+from lowtide.run.probe import FactsTree, Path
 
-__all__ = ["Trace", "label_of", "resident_by_role", "trace"]
+__all__ = ["Price", "Trace", "label_of", "resident_by_role", "trace"]
+
+Price = Callable[[Graph], Mapping[int, float]]
+"""Seconds by node id of a graph, or of a body."""
 
 EARLY = frozenset({"forward", "loss"})
+MOST_STEPS = 9_000
 ROLE_WORDS = {
     Role.PARAM: "parameters",
     Role.STATE: "optimizer state",
@@ -49,83 +60,192 @@ class Trace:
 def trace(
     graph: Graph,
     order: Sequence[int],
-    facts: Facts,
+    tree: FactsTree,
     *,
     inplace: bool = False,
     offsets: Mapping[int, int] | None = None,
-    seconds: Mapping[int, float] | None = None,
+    price: Price | None = None,
 ) -> Trace:
-    """Trace `graph` in `order`; `offsets` is by Buffer id, `seconds` by node id, both may be absent.
+    """Trace `graph` in `order` with the facts in `tree`; `offsets` is by Buffer id.
 
-    Only Buffers with an offset become blocks: what is handed to the caller is not in the arena.
+    Only Buffers with an offset become blocks: what is handed to the caller is not in the arena.  A Fission
+    whose bodies have no facts in `tree` stays closed.
     """
-    seen = timeline(graph, order, facts, inplace)
-    naming = _Naming(graph, order)
-    curve = Curve(_steps(naming, seen, seconds or {}), graph.resident_bytes)
-    blocks = tuple(
-        naming.block(buffer, offsets[buffer.id])
-        for buffer in seen.buffers
-        if offsets and buffer.id in offsets
-    )
-    holders = tuple(naming.holder(buffer) for buffer in seen.alive(seen.peak_step) if buffer.nbytes)
-    return Trace(curve, blocks, holders)
+    walk = _Walk(tree, price or (lambda graph: {}), _opens_all(graph))
+    buffers = lifetimes(graph, order, tree[()], inplace)
+    walk.enter(_Run(graph, tuple(order), (), buffers, offsets or {}))
+    curve = Curve(tuple(walk.steps), graph.resident_bytes)
+    peak = curve.peak_step
+    at_peak = (span for span in walk.spans if span.start <= peak < span.stop and span.nbytes)
+    blocks = tuple(span.block() for span in walk.spans if span.offset is not None)
+    return Trace(curve, blocks, tuple(span.holder() for span in at_peak))
 
 
-def _steps(naming: _Naming, seen: Timeline, seconds: Mapping[int, float]) -> tuple[Step, ...]:
-    return tuple(
-        Step(
-            above,
-            label_of(node.op),
-            node.origin.module,
-            node.origin.source,
-            _phase(node),
-            seconds.get(node.id, 0.0),
+def _opens_all(graph: Graph) -> bool:
+    return sum(_unrolled(node) for node in graph) <= MOST_STEPS
+
+
+def _unrolled(node: Node) -> int:
+    if not isinstance(node.op, Fission):
+        return 1
+    return sum(_unrolled(inner) for part in node.op.parts for inner in node.op.bodies[part.body])
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A graph or a body in its order, with its Buffers; `place` is where its offsets begin."""
+
+    graph: Graph
+    order: tuple[int, ...]
+    path: Path
+    buffers: tuple[Buffer, ...]
+    offsets: Mapping[int, int]
+    place: int | None = 0
+    above_bytes: int = 0
+    part: str = ""
+
+    def live(self) -> list[int]:
+        """Bytes of its Buffers per step; what a body hands out belongs to the graph around it."""
+        change = [0] * (len(self.order) + 1)
+        for buffer in self.counted():
+            change[buffer.start] += buffer.nbytes
+            change[buffer.stop] -= buffer.nbytes
+        return list(accumulate(change[:-1]))
+
+    def counted(self) -> Iterator[Buffer]:
+        return (buffer for buffer in self.buffers if not (self.path and buffer.kind == "output"))
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A Buffer with its name, in steps of the whole trace."""
+
+    node: Node
+    nbytes: int
+    start: int
+    stop: int
+    kind: str
+    offset: int | None
+
+    def block(self) -> Block:
+        origin, offset = self.node.origin, self.offset or 0
+        label = label_of(self.node.op)
+        return Block(
+            self.start, self.stop, offset, self.nbytes, label, origin.module, origin.source, self.kind
         )
-        for above, node in zip(seen.above_bytes, naming.nodes, strict=True)
-    )
+
+    def holder(self) -> Holder:
+        origin = self.node.origin
+        return Holder(self.nbytes, label_of(self.node.op), origin.module, origin.source, self.kind)
+
+
+@dataclass
+class _Walk:
+    """Collects the steps and Buffers of a graph and of the bodies in it, in the order in which they run."""
+
+    tree: FactsTree
+    price: Price
+    opens_all: bool
+    steps: list[Step] = field(default_factory=list)
+    spans: list[_Span] = field(default_factory=list)
+
+    def enter(self, run: _Run) -> None:
+        """Append the steps and Buffers of `run`."""
+        nodes = [run.graph.node[node] for node in run.order]
+        seconds, live = self.price(run.graph), run.live()
+        starts, opened = [], set()
+        for k, node in enumerate(nodes):
+            starts.append(len(self.steps))
+            inner = self._bodies(run, node)
+            if inner:
+                opened.add(k)
+                base = run.above_bytes + live[k] - _workspace(run, k)
+                self._open(run, k, inner, base)
+            else:
+                self.steps.append(_step(node, run.above_bytes + live[k], seconds.get(node.id, 0.0), run.part))
+        starts.append(len(self.steps))
+        kinds = _Kinds(nodes)
+        for buffer in run.counted():
+            if buffer.kind == "workspace" and buffer.start in opened:
+                continue
+            span = (starts[buffer.start], starts[buffer.stop])
+            self.spans.append(
+                _Span(nodes[buffer.start], buffer.nbytes, *span, kinds.of(buffer), _offset(run, buffer))
+            )
+
+    def _bodies(self, run: _Run, node: Node) -> tuple[Graph, ...]:
+        """The bodies of a Fission as they run; empty for other nodes and where facts are missing."""
+        if not isinstance(node.op, Fission):
+            return ()
+        paths = [(*run.path, node.id, number) for number in range(len(node.op.bodies))]
+        if any(path not in self.tree for path in paths):
+            return ()
+        ways = deliveries(run.graph, node)
+        return tuple(body_as_run(body, ways) for body in node.op.bodies)
+
+    def _open(self, run: _Run, k: int, bodies: Sequence[Graph], base: int) -> None:
+        node = run.graph.node[run.order[k]]
+        assert isinstance(node.op, Fission)
+        ways = deliveries(run.graph, node)
+        workspace = next((b for b in run.buffers if b.kind == "workspace" and b.start == k), None)
+        place = None if workspace is None else _offset(run, workspace)
+        for number, part in enumerate(node.op.parts):
+            path = (*run.path, node.id, part.body)
+            layout = lay_out_body(node.op.bodies[part.body], ways, self.tree[path])
+            body = bodies[part.body]
+            order = tuple(inner.id for inner in body)
+            name = f"part {number + 1} of {len(node.op.parts)}"
+            inner = _Run(body, order, path, layout.buffers, layout.offsets, place, base, name)
+            if number and not self.opens_all:
+                self._close(node, inner)
+            else:
+                self.enter(inner)
+
+    def _close(self, node: Node, run: _Run) -> None:
+        """A part as a single step."""
+        peak, seconds = max(run.live(), default=0), sum(self.price(run.graph).values())
+        self.steps.append(_step(node, run.above_bytes + peak, seconds, run.part))
+
+
+def _step(node: Node, above_bytes: int, seconds: float, part: str) -> Step:
+    origin = node.origin
+    return Step(above_bytes, label_of(node.op), origin.module, origin.source, _phase(node), seconds, part)
+
+
+def _workspace(run: _Run, k: int) -> int:
+    return sum(buffer.nbytes for buffer in run.buffers if buffer.kind == "workspace" and buffer.start == k)
+
+
+def _offset(run: _Run, buffer: Buffer) -> int | None:
+    if run.place is None or buffer.id not in run.offsets:
+        return None
+    return run.place + run.offsets[buffer.id]
 
 
 def _phase(node: Node) -> str:
     """The node's phase; what only writes the caller's tensors (running statistics) is an update."""
+    if isinstance(node.op, Fission):
+        phases = [_phase(inner) for body in node.op.bodies for inner in body]
+        return next((phase for phase in phases if phase not in EARLY), node.origin.phase)
     return "update" if node.writes and not node.outputs else node.origin.phase
 
 
-class _Naming:
-    """Names for the Buffers of one order."""
+class _Kinds:
+    """What the Buffers of one run are for."""
 
-    def __init__(self, graph: Graph, order: Sequence[int]) -> None:
-        self.nodes: tuple[Node, ...] = tuple(graph.node[node] for node in order)
-        late = (step for step, node in enumerate(self.nodes) if node.origin.phase not in EARLY)
-        self.first_late = next(late, len(self.nodes))
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.late = [_phase(node) not in EARLY for node in nodes]
+        self.first_late = next((k for k, late in enumerate(self.late) if late), len(nodes))
 
-    def kind(self, buffer: Buffer) -> str:
+    def of(self, buffer: Buffer) -> str:
         """saved, forward, recomputed, backward, workspace or output."""
         if buffer.kind != "value":
             return buffer.kind
-        if self.nodes[buffer.start].origin.phase not in EARLY:
+        if self.late[buffer.start]:
             return "backward"
         if buffer.start > self.first_late:
             return "recomputed"
         return "saved" if buffer.stop > self.first_late else "forward"
-
-    def block(self, buffer: Buffer, offset_bytes: int) -> Block:
-        node = self.nodes[buffer.start]
-        return Block(
-            buffer.start,
-            buffer.stop,
-            offset_bytes,
-            buffer.nbytes,
-            label_of(node.op),
-            node.origin.module,
-            node.origin.source,
-            self.kind(buffer),
-        )
-
-    def holder(self, buffer: Buffer) -> Holder:
-        node = self.nodes[buffer.start]
-        return Holder(
-            buffer.nbytes, label_of(node.op), node.origin.module, node.origin.source, self.kind(buffer)
-        )
 
 
 def label_of(op: Op) -> str:
@@ -137,7 +257,8 @@ def label_of(op: Op) -> str:
             return f"update of {len(body)} operators"
         case Fused(body=body):
             inside = [label_of(node.op).removeprefix("aten.").split(".")[0] for node in body]
-            return "fused " + "+".join(inside[:4]) + (f"+{len(inside) - 4} more" if len(inside) > 4 else "")
+            more = f"+{len(inside) - 4} more" if len(inside) > 4 else ""
+            return "fused " + "+".join(inside[:4]) + more
         case Fission():
             return f"{len(op.parts)} parts of {max(len(body) for body in op.bodies)} operators"
         case Scalar():

@@ -177,18 +177,34 @@ def timeline_sentence(data: ReportData) -> str:
     return ", ".join(told) or "no curve"
 
 
+MOVE_WORDS = {
+    "fission": ("region split into parts", "regions split into parts"),
+    "remat": ("value recomputed", "values recomputed"),
+    "swap": ("value swapped out", "values swapped out"),
+    "fuse": ("group of operators fused", "groups of operators fused"),
+    "rewrite": ("rewrite", "rewrites"),
+}
+
+
 def moves_sentence(data: ReportData) -> str:
-    """How many moves of which kind, and what they save and cost together."""
-    counts = Counter(move.kind for move in data.moves)
-    text = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    """How many moves of which kind, and what they cost together."""
+    counts = Counter[str]()
+    for move in data.moves:
+        counts[move.kind] += move.count
+    told = [f"{count} {_words(kind)[count > 1]}" for kind, count in sorted(counts.items())]
+    text = ", ".join(told) + "."
     costs = [move.cost_s for move in data.moves if move.cost_s is not None]
-    if costs:
+    if costs and sum(costs) > 0:
+        text += f" Together they cost {format_seconds(sum(costs))} per step, as predicted."
+    if any(move.saved_bytes for move in data.moves):
         text += (
-            f"; together they cost {format_seconds(sum(costs))} per step"
-            if sum(costs) > 0
-            else "; they cost no time"
+            " What is saved is what need not be kept; it counts in full only where it would lie at the peak."
         )
-    return f"{text}. What each saves is judged on its own, so the savings do not add up."
+    return text
+
+
+def _words(kind: str) -> tuple[str, str]:
+    return MOVE_WORDS.get(kind, (kind, kind))
 
 
 def point_sentence(data: ReportData, point: Point) -> str:
