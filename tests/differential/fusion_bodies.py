@@ -88,8 +88,10 @@ def _numbers(args: Any) -> list[float]:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    return fresh.copy_(tensor)
+    """The same layout, overlaps included, on memory of its own that starts at the first element."""
+    span = meta_of(tensor).span_bytes // tensor.element_size()
+    flat = torch.as_strided(tensor.detach(), (span,), (1,)).clone()
+    return torch.as_strided(flat, tensor.shape, tensor.stride()).requires_grad_(tensor.requires_grad)
 
 
 def record(work: Tracer, env: dict[Any, Any], node: torch.fx.Node, numbers: dict[float, int]) -> None:

@@ -105,8 +105,16 @@ def _prod_all(kernel: Kernel, metas: Metas, x: Tensor, dtype: Any = None) -> Out
 
 
 def _moments(kernel: Kernel, x: Tensor, axes: Sequence[int], correction: float = 0) -> tuple[Tensor, Tensor]:
-    """(mean, variance) over `axes`, two passes: exact for rows that stay in cache."""
-    mean = _mean_of(kernel, x, axes)
+    """(mean, variance) over `axes`, in two passes over a row that stays in cache.
+
+    The mean is taken relative to the row's first element: exact for constant rows, and accurate where
+    the mean is large against the deviation.
+    """
+    if x.numel == 0:
+        raise Unfusable("moments of an empty tensor")
+    lead = tuple(1 if k in axes else size for k, size in enumerate(x.shape))
+    first = Tensor(lead, x.dtype, x.at)
+    mean = _op(kernel, "add", _mean_of(kernel, _op(kernel, "sub", x, first), axes), first)
     gap = _op(kernel, "sub", x, mean)
     total = kernel.reduce("sum", _op(kernel, "mul", gap, gap), axes)
     count = _count(x, axes) - correction
