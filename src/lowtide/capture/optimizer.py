@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lowtide.capture.internals import TorchDispatchMode, outside_modes
+from lowtide.capture.internals import TorchDispatchMode, outside_modes, storage_key
 from lowtide.errors import CaptureError
 from lowtide.ir.aten import overload_name, tensors_of
 from lowtide.ir.ops import Arg, Aten, Ref
@@ -146,6 +146,11 @@ class _StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         operands: list[Slot] = []
         op, writes = self._encode(func, args, kwargs, operands)
+        if not writes and any(_share(result, tensor) for tensor in (*args, *kwargs.values())):
+            raise CaptureError(
+                f"the optimizer takes a view of a tensor ({name})",
+                remedy="complex parameters are not supported",
+            )
         self.steps.append(Step(op, tuple(operands), writes, None if writes else self._fresh(result)))
         return result
 
@@ -201,3 +206,8 @@ class _StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if slot not in operands:
             operands.append(slot)
         return Ref(operands.index(slot))
+
+
+def _share(result: Any, operand: Any) -> bool:
+    tensors = isinstance(result, Tensor) and isinstance(operand, Tensor)
+    return tensors and storage_key(result) == storage_key(operand)

@@ -12,6 +12,7 @@ from tests.unit.capture.interpreter import run
 from torch import Tensor, nn
 
 from lowtide.capture import Program, capture
+from lowtide.ir.verify import verify
 from lowtide.workload import Workload
 
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -55,6 +56,7 @@ def assert_same_steps(
     workload = Workload(model, args, kwargs, targets, loss, ours, clip, autocast=autocast)
     before = _everything(model, ours)
     program = capture(workload)
+    verify(program.graph)
     _assert_equal(before, _everything(model, ours), "capture changed it: ")
     torch.manual_seed(5)
     expected = Steps()

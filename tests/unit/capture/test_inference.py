@@ -20,6 +20,7 @@ from lowtide.capture.inference import record_exported, record_inference
 from lowtide.capture.trace import Trace
 from lowtide.ir.graph import Role
 from lowtide.ir.ops import Op
+from lowtide.ir.verify import verify
 from lowtide.workload import Workload
 from lowtide.workloads import TINY, load_workload
 
@@ -28,6 +29,7 @@ def assert_same_result(model: nn.Module, args: tuple[Any, ...], kwargs: Any = No
     kwargs = kwargs or {}
     twin = copy.deepcopy(model)
     program = capture(Workload(model, args, kwargs))
+    verify(program.graph)
     torch.manual_seed(2)
     ours, _ = run(program, args, kwargs)
     torch.manual_seed(2)

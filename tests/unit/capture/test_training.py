@@ -281,7 +281,7 @@ def test_slicing_assignments_through_aliases() -> None:
 
 
 class OwnBuffers(nn.Module):
-    """Buffers changed in place, rebound, and written through ``out=``; a plain tensor attribute counts too."""
+    """Buffers changed in place, rebound, written through ``out=``; a plain tensor attribute counts too."""
 
     def __init__(self) -> None:
         super().__init__()
