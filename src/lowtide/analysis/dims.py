@@ -58,15 +58,38 @@ def axes(graph: Graph, node: Node) -> tuple[Axis, ...]:
     """The loops of `node` along which it can be cut; none if it is opaque, random or writes."""
     if not isinstance(node.op, Aten) or node.writes:
         return ()
-    metas = graph.values
-    inputs = tuple(metas[value].meta for value in node.inputs)
-    return axes_of(node.op, inputs, tuple(metas[value].meta for value in node.outputs))
+    known = graph.memo.setdefault(axes, {})
+    assert isinstance(known, dict)
+    found: tuple[Axis, ...] | None = known.get(node.id)
+    if found is None:
+        metas = graph.values
+        inputs = tuple(metas[value].meta for value in node.inputs)
+        found = axes_of(node.op, inputs, tuple(metas[value].meta for value in node.outputs))
+        known[node.id] = found
+    return found
 
 
 def opaque_operators(graph: Graph) -> tuple[str, ...]:
     """Overloads in `graph` that no axis rule covers, sorted."""
     names = {node.op.overload for node in graph.nodes if isinstance(node.op, Aten) and not node.writes}
     return tuple(sorted(name for name in names if rule_of(name) is None))
+
+
+COUPLED = frozenset(
+    {
+        "aten._native_batch_norm_legit_functional.default",
+        "aten._native_batch_norm_legit.no_stats",
+        "aten.native_batch_norm.default",
+        "aten.native_batch_norm_backward.default",
+        "aten._softmax.default",
+        "aten._log_softmax.default",
+        "aten._softmax_backward_data.default",
+        "aten._log_softmax_backward_data.default",
+        "aten.cumsum.default",
+    }
+)
+"""Operators whose first output has the shape of its first input, with dimensions that belong together
+although they are no loop: the batch on both sides of a BatchNorm is one batch."""
 
 
 class _Union:
@@ -107,11 +130,14 @@ def _dimensions(graph: Graph) -> tuple[Dimension, ...]:
             union.find(first)
             for other in rest:
                 union.join(first, other)
+        if isinstance(node.op, Aten) and node.op.overload in COUPLED:
+            for dim in range(len(graph.values[node.outputs[0]].meta.shape)):
+                union.join((node.inputs[0], dim), (node.outputs[0], dim))
     values: dict[tuple[int, int], dict[int, list[int]]] = {}
     for value, dim in sorted(union.parent):
         values.setdefault(union.find((value, dim)), {}).setdefault(value, []).append(dim)
     nodes: dict[tuple[int, int], dict[int, list[int]]] = {root: {} for root in values}
-    extents: dict[tuple[int, int], int] = dict.fromkeys(values, 0)
+    extents: dict[tuple[int, int], int] = dict.fromkeys(values, 0)  # gcd(0, n) is n
     for node in graph.nodes:
         for position, axis in enumerate(axes(graph, node)):
             root = union.find(_members(node, axis)[0])
@@ -124,5 +150,6 @@ def _dimensions(graph: Graph) -> tuple[Dimension, ...]:
             extents[root],
         )
         for root in values
+        if nodes[root]
     ]
     return tuple(sorted(found, key=lambda each: (-len(each.nodes), min(each.values))))

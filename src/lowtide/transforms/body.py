@@ -155,7 +155,9 @@ class _Builder:
             for value, dim in zip(node.inputs, axis.inputs, strict=True)
         ]
         for position in dense_inputs(op):
-            if not self.draft.values[inputs[position]].meta.contiguous:
+            # By where it comes from, not by its size: all bodies have the same nodes.
+            cut = axis.inputs[position] if node.inputs[position] not in self.made else 0
+            if cut or not self.draft.values[inputs[position]].meta.contiguous:
                 clone = Aten("aten.clone.default", (Ref(0),), (("memory_format", torch.contiguous_format),))
                 (inputs[position],) = self.draft.emit(clone, (inputs[position],), node.origin)
         outputs = self.draft.emit(op, inputs, node.origin, node=node.id)

@@ -16,7 +16,8 @@ effect:     inner values and workspace shrink to one part; outputs of S live fro
             is exact.  (MAGIS, section 4; parts of unequal size, and regions across forward, loss and
             backward with gradients accumulated, go beyond it.)
 
-Means are made divisible first (`normalise`), so candidates name the nodes of the *normalised* graph.
+Means are made divisible first (`normalise`), and masks that a region reads are kept as bits (`pack_masks`):
+candidates name the nodes of the graph *after* these rewrites.
 
 Not done.  Halos; merges other than WRITE and ADD; dropping nodes from S that are not worth it.
 """
@@ -36,6 +37,7 @@ from lowtide.ir.graph import Role
 from lowtide.ir.ops import Aten
 from lowtide.ir.random import is_random
 from lowtide.transforms.body import Border, border_of, build_body
+from lowtide.transforms.masks import pack_masks
 from lowtide.transforms.normalise import normalise
 from lowtide.transforms.regions import Region, regions
 
@@ -64,11 +66,13 @@ class FissionCandidate:
 
     axes: node id -> position in ``axes(graph, node)``.  sizes: in units of the dimension; they sum to
     the number of units that all nodes of the region allow.  label: "batch" or the number of units.
+    masks: the nodes are those of the graph with its masks packed (`pack_masks`).
     """
 
     axes: Region = field(repr=False)
     sizes: tuple[int, ...]
     label: str = ""
+    masks: bool = False
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -150,7 +154,9 @@ def _edge_faults(
 
 def candidates(graph: Graph, counts: Sequence[int] = (2, 4, 8)) -> Iterator[FissionCandidate]:
     """All maximal regions of every dimension, those of the batch first, split in each of `counts`."""
-    normal = normalise(graph).graph
+    divisible = normalise(graph).graph
+    normal = pack_masks(divisible).graph
+    masks = normal is not divisible
     batch = {(value, 0) for value in normal.inputs if normal.storage_of(value).role is Role.INPUT}
     for dimension in sorted(dimensions(normal), key=lambda each: (not _holds(each, batch), -len(each.nodes))):
         for region in regions(normal, dimension):
@@ -160,7 +166,7 @@ def candidates(graph: Graph, counts: Sequence[int] = (2, 4, 8)) -> Iterator[Fiss
             label = "batch" if _holds(dimension, batch) else str(extent)
             for count in counts:
                 if 1 < count <= extent and legal:
-                    yield FissionCandidate(region, even_sizes(extent, count), label)
+                    yield FissionCandidate(region, even_sizes(extent, count), label, masks)
 
 
 def _holds(dimension: Dimension, members: set[tuple[int, int]]) -> bool:
@@ -180,6 +186,8 @@ def apply(graph: Graph, candidate: FissionCandidate) -> Edit:
     Raises IllegalFission if the region cannot be split so, or the parts do not sum to the whole.
     """
     normal = normalise(graph).graph
+    if candidate.masks:
+        normal = pack_masks(normal).graph
     assignment = _assignment(normal, candidate.axes)
     if reasons := check_region(normal, candidate.nodes, assignment):
         raise IllegalFission(reasons)

@@ -17,7 +17,7 @@ Not done.  Several layerings (a node that could belong to two layers is in the e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from lowtide.analysis.dims import Dimension, axes
 from lowtide.analysis.region import before, connected_parts
@@ -37,10 +37,12 @@ def regions(graph: Graph, dimension: Dimension) -> tuple[Region, ...]:
     for node, layer in _layers(graph, chosen).items():
         if node in chosen:
             layers.setdefault(layer, []).append(node)
+    pieces = [
+        _trimmed(graph, piece) for members in layers.values() for piece in connected_parts(graph, members)
+    ]
     found = [
         {node: chosen[node] for node in piece}
-        for members in layers.values()
-        for piece in connected_parts(graph, members)
+        for piece in pieces
         if sum(not graph.is_view(graph.node[node]) for node in piece) > 1
     ]
     return tuple(sorted(found, key=lambda each: (-len(each), min(each))))
@@ -121,3 +123,46 @@ def _smooth_producers(
             fits = value in made and made[value] is not None and made[value] == dim
             (smooth if fits else rough).add(producer)
     return smooth - rough
+
+
+def _trimmed(graph: Graph, piece: Sequence[int]) -> tuple[int, ...]:
+    """`piece` without the nodes at its start that make little of much, such as the packing of a mask.
+
+    Inputs exist as wholes while the parts run.  A node that reads only inputs, and is the only one to read
+    them, is better done before if its results are smaller; inputs that the caller owns cost nothing.
+    """
+    inside = set(piece)
+    passed: set[int] = set()  # views that come along if a later node is done before
+    for number in piece:
+        node = graph.node[number]
+        if any(graph.producer.get(value) in inside - passed for value in node.inputs):
+            continue
+        if graph.is_view(node):
+            passed.add(number)
+        elif _made_bytes(graph, node) < _freed_bytes(graph, node, inside - passed):
+            inside.discard(number)
+    return tuple(number for number in piece if number in inside and not _feeds_outside(graph, number, inside))
+
+
+def _made_bytes(graph: Graph, node: Node) -> int:
+    return sum(graph.storages[storage].nbytes for storage in {graph.values[v].storage for v in node.outputs})
+
+
+def _freed_bytes(graph: Graph, node: Node, inside: Collection[int]) -> int:
+    """Bytes of the inputs of `node` that nothing else inside reads."""
+    found = 0
+    for number in {graph.values[value].storage for value in node.inputs}:
+        storage = graph.storages[number]
+        readers = {reader for value in graph.views_of[number] for reader in graph.readers[value]}
+        if not storage.role.resident and readers.isdisjoint(set(inside) - {node.id}):
+            found += storage.nbytes
+    return found
+
+
+def _feeds_outside(graph: Graph, number: int, inside: Collection[int]) -> bool:
+    """Whether a view at the start only serves nodes that are done before."""
+    node = graph.node[number]
+    if not graph.is_view(node) or any(graph.producer.get(value) in inside for value in node.inputs):
+        return False
+    readers = {reader for value in node.outputs for reader in graph.readers[value]}
+    return bool(readers) and readers.isdisjoint(inside)
