@@ -89,6 +89,10 @@ class ArenaExecutor:
                 self._prepared = self._build(self._bindings)
         return self._bindings, self._prepared
 
+    def release(self) -> None:
+        """Give the arena back; the next call of `run` prepares again."""
+        self._bindings = self._prepared = None
+
     def run(
         self,
         residents: Mapping[int, Tensor],

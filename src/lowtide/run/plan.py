@@ -221,6 +221,11 @@ class Plan:
         """Applied transformations by kind."""
         return dict(self.recipe.moves)
 
+    def release(self) -> None:
+        """Give the arena back; the next call allocates it again."""
+        with self._lock:
+            self._executor.release()
+
     @property
     def step_count(self) -> int:
         """Prepared steps per call."""

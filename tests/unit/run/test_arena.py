@@ -183,6 +183,11 @@ def test_arena_goes_with_its_executor() -> None:
     assert hook.arena_count() == before  # nothing before the first call
     runner.run(*split(inputs_of(graph)))
     assert hook.arena_count() == before + 1
+    runner.release()
+    gc.collect()
+    assert hook.arena_count() == before
+    runner.run(*split(inputs_of(graph)))
+    assert hook.arena_count() == before + 1
     del runner
     gc.collect()
     assert hook.arena_count() == before
