@@ -149,7 +149,7 @@ class _StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not writes and any(_share(result, tensor) for tensor in (*args, *kwargs.values())):
             raise CaptureError(
                 f"the optimizer takes a view of a tensor ({name})",
-                remedy="complex parameters are not supported",
+                remedy="make complex parameters real",
             )
         self.steps.append(Step(op, tuple(operands), writes, None if writes else self._fresh(result)))
         return result

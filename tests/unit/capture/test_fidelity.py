@@ -20,6 +20,7 @@ from lowtide.ir.aten import tensors_of
 from lowtide.workload import Workload
 from lowtide.workloads import TINY, load_workload
 
+FUNCTIONAL = torch.ops.aten._native_batch_norm_legit_functional.default
 HIDDEN = {"prim", "profiler"}
 IDENTITIES = {"aten.detach.default", "aten.alias.default"}
 
@@ -40,7 +41,11 @@ class Listing(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", sorted(TINY))
+# transformers looks at the values of GPT-Neo's positions when it can, and makes its mask without when not.
+LOOKS_AT_VALUES = {"gptneo-1.3b"}
+
+
+@pytest.mark.parametrize("name", sorted(set(TINY) - LOOKS_AT_VALUES))
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_eager_runs_the_recorded_operators(name: str, mode: str) -> None:
     w = load_workload(f"{TINY[name]},mode={mode}")
@@ -69,10 +74,8 @@ def test_types_of_statistics(kind: str, given: torch.dtype, parameters: torch.dt
         "layer": (aten.native_layer_norm.default, x[..., 0, 0], [4], weight, weight, 1e-5),
         "group": (aten.native_group_norm.default, x, weight, weight, 2, 4, 9, 2, 1e-5),
         "batch": (aten.native_batch_norm.default, x, weight, weight, weight, weight, True, 0.1, 1e-5),
-        "functional batch": (
-            aten._native_batch_norm_legit_functional.default, x, weight, weight, weight, weight, True, 0.1, 1e-5,
-        ),
-    }[kind]  # fmt: skip
+        "functional batch": (FUNCTIONAL, x, weight, weight, weight, weight, True, 0.1, 1e-5),
+    }[kind]
     mode = FakeTensorMode()
     with mode:
         operands = [
@@ -86,8 +89,8 @@ def test_types_of_statistics(kind: str, given: torch.dtype, parameters: torch.dt
 
 def test_mixed_precision_training_with_normalisations() -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(),
-        nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 2),
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4),
+        nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 2),
     )  # fmt: skip
     assert_same_steps(
         model, (torch.randn(2, 3, 8, 8),), loss=lambda y: y.float().square().mean(), autocast=torch.bfloat16
@@ -113,5 +116,5 @@ def test_training_a_recurrent_layer_of_onednn_is_refused_with_a_way_out() -> Non
     workload = Workload(model, (torch.ones(2, 3, 4),), loss=lambda y: y[0].sum(), optimizer=optimizer)
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this build has no oneDNN")
-    with pytest.raises(Exception, match="mkldnn.enabled = False"):
+    with pytest.raises(Exception, match=r"mkldnn\.enabled = False"):
         capture(workload)
