@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lowtide.analysis.facts import OperatorFacts, assumed_facts
-from lowtide.ir.ops import Aten, Fused
+from lowtide.ir.graph import Graph
+from lowtide.ir.ops import Aten, Fission, Fused
 from lowtide.ir.parser import parse_graph
 from lowtide.report.data import Resident
-from lowtide.report.trace import label_of, resident_by_role, trace
+from lowtide.report.trace import Trace, label_of, resident_by_role, trace
+from lowtide.run.layout import lay_out
+from lowtide.run.probe import probe_tree
+from lowtide.transforms.fission import apply, candidates
 
 STEP = """
 input %0: f32[256]
@@ -88,3 +94,81 @@ def test_labels_of_groups_say_what_is_inside() -> None:
     assert label_of(Fused(body)) == "fused exp+exp+exp+exp+2 more"
     assert label_of(Fused(body, "update")) == "update of 6 operators"
     assert label_of(Aten("aten.exp.default")) == "aten.exp.default"
+
+
+CHAIN = """
+input %0: f32[8,256]
+%1: f32[8,256] = aten.exp.default(%0)  # a model.py:1
+%2: f32[8,256] = aten.neg.default(%1)  # b model.py:2
+%3: f32[8,256] = aten.exp.default(%2)  # c model.py:3
+%4: f32[8,256] = aten.mul.Tensor(%3, %1)  # c model.py:3
+%5: f32[8,256] = aten.mul.Tensor(%4, %4)  # c model.py:3
+%6: f32[8,1] = aten.sum.dim_IntList(%5, [1], True)  # c model.py:4
+return %6
+"""
+
+
+def split_in(parts: int) -> Graph:
+    graph = parse_graph(CHAIN)
+    found = [c for c in candidates(graph, (parts,)) if len(c.sizes) == parts]
+    return apply(graph, max(found, key=lambda c: len(c.nodes))).graph
+
+
+def traced(graph: Graph) -> Trace:
+    tree = probe_tree(graph)
+    order = [node.id for node in graph]
+    layout = lay_out(graph, order, tree[()])
+    return trace(
+        graph,
+        order,
+        tree,
+        inplace=True,
+        offsets=layout.offsets,
+        price=lambda graph: {n.id: 1.0 for n in graph},
+    )
+
+
+def test_the_parts_of_a_fission_follow_one_another() -> None:
+    graph = split_in(4)
+    (node,) = [node for node in graph if isinstance(node.op, Fission)]
+    found = traced(graph)
+    inside = [step for step in found.curve.steps if step.part]
+    assert len(inside) == 4 * len(node.op.bodies[0])
+    assert [step.part for step in inside][:: len(node.op.bodies[0])] == [
+        f"part {i} of 4" for i in (1, 2, 3, 4)
+    ]
+    assert all(step.seconds == 1.0 and step.module in {"a", "b", "c"} for step in inside)
+    whole = traced(parse_graph(CHAIN))
+    assert max(step.above_bytes for step in inside) < 0.6 * max(
+        step.above_bytes for step in whole.curve.steps
+    )
+
+
+def test_blocks_of_an_opened_fission_never_share_bytes() -> None:
+    found = traced(split_in(4))
+    assert any(block.label == "aten.exp.default" for block in found.blocks)
+    for one in found.blocks:
+        for other in found.blocks:
+            if one is not other and one.start < other.stop and other.start < one.stop:
+                apart = one.offset_bytes + one.nbytes <= other.offset_bytes
+                assert apart or other.offset_bytes + other.nbytes <= one.offset_bytes
+
+
+def test_live_bytes_inside_a_fission_are_those_of_its_buffers() -> None:
+    graph = split_in(2)
+    found = traced(graph)
+    for k, step in enumerate(found.curve.steps):
+        held = sum(block.nbytes for block in found.blocks if block.start <= k < block.stop)
+        outputs = sum(graph.storage_of(value).nbytes for value in graph.outputs)
+        assert step.above_bytes in (held, held + outputs)
+
+
+def test_a_crowd_of_parts_is_closed_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = split_in(4)
+    opened = traced(graph)
+    monkeypatch.setattr("lowtide.report.trace.MOST_STEPS", 10)
+    closed = traced(graph)
+    parts = [step.part for step in closed.curve.steps if step.part]
+    assert parts.count("part 1 of 4") > 1 and parts.count("part 2 of 4") == 1
+    assert closed.curve.peak_bytes == opened.curve.peak_bytes
+    assert closed.curve.edges(True)[-1] == opened.curve.edges(True)[-1]

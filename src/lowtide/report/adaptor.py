@@ -40,7 +40,7 @@ from lowtide.run.measure import Measurement
 from lowtide.run.plan import Plan, Recipe
 from lowtide.run.probe import probe
 from lowtide.search.estimator import Estimator
-from lowtide.search.floors import describe
+from lowtide.search.floors import describe, floor_of
 from lowtide.search.outcome import Outcome
 from lowtide.units import format_percent
 
@@ -56,6 +56,7 @@ def data_of_plan(plan: Plan) -> ReportData:
     return replace(
         data_of_recipe(plan.recipe, program.workload.name, program.opaque),
         eager_predicted=Figures(before.curve.peak_bytes, before.curve.resident_bytes),
+        plan_predicted=Figures(plan.predicted_peak_bytes, plan.resident_bytes, plan.arena_bytes),
         eager_curve=before.curve,
         eager_holders=before.holders,
     )
@@ -66,7 +67,7 @@ def data_of_recipe(recipe: Recipe, name: str, opaque: tuple[str, ...] = ()) -> R
     graph, layout = recipe.graph, recipe.layout
     after = _recipe_trace(recipe, None)
     resident_bytes = graph.resident_bytes
-    peak_bytes = resident_bytes + layout.nbytes + layout.output_bytes + recipe.unplaced_bytes
+    beside_bytes = max(layout.output_bytes + recipe.unplaced_bytes, recipe.bookkeeping_bytes)
     return ReportData(
         workload=name,
         device="cpu",
@@ -76,12 +77,12 @@ def data_of_recipe(recipe: Recipe, name: str, opaque: tuple[str, ...] = ()) -> R
         plan=Figures(),
         eager_curve=Curve((), resident_bytes),
         plan_curve=after.curve,
-        plan_predicted=Figures(peak_bytes, resident_bytes, layout.nbytes),
+        plan_predicted=Figures(resident_bytes + layout.nbytes + beside_bytes, resident_bytes, layout.nbytes),
         blocks=after.blocks,
         resident=resident_by_role(graph),
         plan_holders=after.holders,
         moves=by_module(_moves_seen(graph, after)),
-        floor=_floor(graph, recipe.facts[()], ""),
+        floor=_floor(graph, recipe.facts[()]),
         opaque=opaque,
     )
 
@@ -116,7 +117,7 @@ def data_of_outcome(outcome: Outcome) -> ReportData:
         eager_holders=before.holders,
         plan_holders=after.holders,
         moves=_moves(outcome),
-        floor=_outcome_floor(outcome),
+        floor=_explained(plan.graph, plan.facts, outcome.floor_bytes, outcome.floor_node),
         search=_search(outcome),
         points=_points(outcome),
         command=_command(outcome),
@@ -206,25 +207,26 @@ def _joined(where: str, moves: Sequence[Move]) -> Move:
     )
 
 
-def _floor(graph: Graph, facts: Facts, where: str) -> Floor | None:
-    """The node that needs the most at once (of those that `where` describes, if given), and what it needs."""
-    known = facts.keys()
-    nodes = [node for node in graph if node.id in known and not graph.is_view(node)]
-    chosen = [node for node in nodes if describe(node) == where] or nodes
+def _floor(graph: Graph, facts: Facts) -> Floor:
+    """The floor of a graph, and what the node that makes it needs at once."""
+    found = floor_of(graph, facts)
+    return _explained(graph, facts, found.total_bytes, found.node)
+
+
+def _explained(graph: Graph, facts: Facts, nbytes: int, where: str) -> Floor:
+    """The floor of `nbytes` at the node that `where` describes: of several, the one that needs the most."""
+    chosen = [node for node in graph if describe(node) == where and not graph.is_view(node)]
     if not chosen:
-        return None
-    sizes = {storage: size for node in nodes for storage, size in fresh_bytes(graph, node, facts).items()}
+        return Floor(nbytes, where)
+    sizes = {key: size for node in graph for key, size in fresh_bytes(graph, node, facts).items()}
     needs = {node.id: _needs(graph, node, facts, sizes) for node in chosen}
     worst = max(chosen, key=lambda node: sum(needs[node.id].values()))
-    parts = sorted(needs[worst.id].items(), key=lambda part: -part[1])
-    nbytes = graph.resident_bytes + sum(needs[worst.id].values())
-    return Floor(nbytes, label_of(worst.op), worst.origin.module, worst.origin.source, tuple(parts))
-
-
-def _outcome_floor(outcome: Outcome) -> Floor:
-    plan = outcome.plan
-    found = _floor(plan.graph, plan.facts, outcome.floor_node) or Floor(0, outcome.floor_node)
-    return replace(found, nbytes=outcome.floor_bytes)
+    parts = needs[worst.id]
+    reused = graph.resident_bytes + sum(parts.values()) - nbytes
+    if 0 < reused <= parts.get("results", 0):  # written over an input that dies here
+        parts["results"] -= reused
+    told = tuple((name, size) for name, size in sorted(parts.items(), key=lambda part: -part[1]) if size)
+    return Floor(nbytes, label_of(worst.op), worst.origin.module, worst.origin.source, told)
 
 
 def _needs(graph: Graph, node: Node, facts: Facts, sizes: Mapping[int, int]) -> dict[str, int]:
@@ -248,15 +250,16 @@ def _search(outcome: Outcome) -> SearchRecord:
 def _points(outcome: Outcome) -> tuple[Point, ...]:
     """Eager and the plan as measured, the other points as predicted on the plan's scale."""
     eager, plan = outcome.eager, outcome.measured
-    scale = plan.latency_s / outcome.predicted_latency_s if outcome.predicted_latency_s else 1.0
+    latency_s = eager.latency_s * outcome.latency_ratio
+    scale = latency_s / outcome.predicted_latency_s if outcome.predicted_latency_s else 1.0
     others = [
-        Point(peak_bytes, latency_s * scale)
-        for peak_bytes, latency_s in outcome.points
-        if latency_s != outcome.predicted_latency_s
+        Point(peak_bytes, predicted_s * scale)
+        for peak_bytes, predicted_s in outcome.points
+        if predicted_s != outcome.predicted_latency_s
     ]
     return (
         Point(eager.peak_bytes, eager.latency_s, True, name="eager"),
-        Point(plan.peak_bytes, eager.latency_s * outcome.latency_ratio, True, True, "this plan"),
+        Point(plan.peak_bytes, latency_s, True, True, "this plan"),
         *others,
     )
 

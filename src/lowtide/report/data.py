@@ -253,6 +253,6 @@ class ReportData:
 
     @property
     def gap_bytes(self) -> int:
-        """Bytes of the plan's peak that no buffer holds: gaps in the arena at the moment of most memory."""
+        """Bytes of the plan's peak that no buffer holds: gaps in the arena, and what calls take beside it."""
         peak = self.plan.peak_bytes or self.plan_predicted.peak_bytes or 0
         return max(0, peak - self.plan_curve.peak_bytes) if self.plan_curve.steps else 0

@@ -243,4 +243,4 @@ def search_sentence(search: SearchRecord) -> str:
     """How much was looked at and why the search stopped."""
     rate = f", {search.states / search.seconds:,.0f} per second" if search.seconds > 0 else ""
     looked = f"{search.states:,} states in {format_seconds(search.seconds)}{rate}"
-    return f"{looked}. It stopped because: {search.stop_reason}."
+    return f"{looked}. What ended it: {search.stop_reason}."
