@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import random
 
-from lowtide.schedule.tables import tables_of
-from lowtide.schedule.tables import Tables
+from lowtide.schedule.tables import Tables, tables_of
 
 
 def random_tables(count: int, seed: int, operands: int = 3, span: int = 0) -> Tables:

@@ -101,17 +101,18 @@ def _peak_of(entry: _Ranked) -> int:
     return entry.peak_bytes
 
 
-def best_order(tables: Tables, seconds: float | None = None) -> tuple[Ints, str]:
+def best_order(tables: Tables, seconds: float | None = None, windows: bool = True) -> tuple[Ints, str]:
     """The best order found and the name of the scheduler that it started from.
 
-    With `seconds`, exact windows improve it until it is optimal or the time is out.
+    With `seconds`, exact windows improve it until it is optimal or the time is out; without, they do so
+    in small graphs (`SMALL_TASKS`), unless `windows` is off.
     """
     deadline = perf_counter() + (seconds or 0.0)
     ranked = _rank(tables)
     best = ranked[0]
     if seconds is not None:
         best = _improve_in_turn(tables, ranked, deadline)
-    elif task_count(tables) <= SMALL_TASKS:
+    elif windows and task_count(tables) <= SMALL_TASKS:
         best = _improved(tables, best, QUICK_STATES, float("inf"))[1]
     return best.order, best.name
 
