@@ -72,10 +72,10 @@ def test_every_combination_of_switches_finds_the_same_optimum(
 
 def test_dominance_saves_states() -> None:
     tables = random_tables(20, 2)
-    assert search(tables, 0, 1 << 60, 100, True, True)[0] == FOUND
-    assert search(tables, 0, 1 << 60, 100, True, False)[0] == LIMIT
-    assert search(tables, 0, 1 << 60, 200, True, False)[0] == FOUND
-    assert search(tables, 0, 1 << 60, 200, False, False)[0] == LIMIT
+    assert search(tables, 0, 1 << 60, 64, True, True)[0] == FOUND
+    assert search(tables, 0, 1 << 60, 64, True, False)[0] == LIMIT
+    assert search(tables, 0, 1 << 60, 128, True, False)[0] == FOUND
+    assert search(tables, 0, 1 << 60, 256, False, False)[0] == LIMIT
 
 
 def test_search_proves_that_a_ceiling_cannot_be_beaten() -> None:
