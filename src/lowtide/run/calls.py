@@ -30,6 +30,12 @@ _has_kernel: Callable[[str, str], bool] | None = getattr(
     torch._C, "_dispatch_has_kernel_for_dispatch_key", None
 )
 
+_RESIZING = frozenset(
+    f"aten.{name}.default"
+    for name in ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss")
+)
+"""Losses whose out= form, when it reduces, first resizes the given output to the operands' shape."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutVariant:
@@ -42,7 +48,7 @@ class OutVariant:
 @cache
 def out_variant(overload: str) -> OutVariant | None:
     """The out= overload with a CPU kernel that computes `overload`, or None."""
-    if _has_kernel is None:
+    if _has_kernel is None or overload in _RESIZING:
         return None
     functional = resolve(overload)
     wanted = [(a.name, str(a.type)) for a in functional._schema.arguments]
