@@ -14,6 +14,7 @@ Not done: operators with sparse, quantised or nested tensors (refused).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -70,6 +71,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def window(self, tensor: Tensor) -> Window:
         """The window that a fake tensor is; new storages get the next number."""
+        if tensor.layout != torch.strided:
+            raise CaptureError(
+                f"an operator makes a {tensor.layout} tensor",
+                source=self.origins.source(),
+                remedy="use the dense form (sparse=False in embeddings)",
+            )
         key = storage_key(tensor)
         if key not in self._numbers:
             storage = tensor.untyped_storage()
@@ -192,6 +199,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if window not in inputs:
                 inputs.append(window)
             return Ref(inputs.index(window))
+        if isinstance(arg, float) and math.isnan(arg):
+            return math.nan  # the one object, so that equal calls compare equal
         if arg is None or isinstance(arg, _PLAIN):
             return arg
         if isinstance(arg, list | tuple):
