@@ -18,6 +18,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -220,6 +221,12 @@ class Plan:
     def moves(self) -> dict[str, int]:
         """Applied transformations by kind."""
         return dict(self.recipe.moves)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to one file, without the model; see `lowtide.run.saved`."""
+        from lowtide.run.saved import save_plan  # it knows plans, so it cannot be imported above
+
+        save_plan(self, path)
 
     def release(self) -> None:
         """Give the arena back; the next call allocates it again."""

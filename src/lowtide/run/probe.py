@@ -48,7 +48,17 @@ from lowtide.run.resident import NOISE_BYTES, high_water
 from lowtide.run.store import ProfileStore, machine_key
 from lowtide.run.temps import pack_temps
 
-__all__ = ["FactsTree", "How", "Path", "Variant", "probe", "probe_tree", "variant_of"]
+__all__ = [
+    "FactsTree",
+    "How",
+    "Path",
+    "Variant",
+    "parse_facts",
+    "print_facts",
+    "probe",
+    "probe_tree",
+    "variant_of",
+]
 
 Path = tuple[int, ...]
 FactsTree = Mapping[Path, Facts]
@@ -118,11 +128,11 @@ class _Prober:
         key = machine_key("facts", self.how, str(self.hook is not None), node_key(graph, node))
         known = self.store.read(key)
         if known is not None:
-            return _parse(known)
+            return parse_facts(known)
         measured = self._measure(graph, node)
         if measured is None:
             return assumed
-        self.store.write(key, _print(measured))
+        self.store.write(key, print_facts(measured))
         return measured
 
     def _bodies(self, graph: Graph, node: Node, op: Fission) -> tuple[Graph, ...]:
@@ -271,12 +281,14 @@ def _temp_of(block: Block, stop: int) -> Temp:
     return Temp(block.nbytes, block.start, stop if block.stop is None else block.stop)
 
 
-def _print(facts: OperatorFacts) -> str:
+def print_facts(facts: OperatorFacts) -> str:
+    """Facts as text, for the profile store and saved plans."""
     temps = [[temp.nbytes, temp.start, temp.stop] for temp in facts.temps]
     return json.dumps([facts.output_bytes, facts.transient_bytes, temps, facts.sequence, facts.hidden_bytes])
 
 
-def _parse(text: str) -> OperatorFacts:
+def parse_facts(text: str) -> OperatorFacts:
+    """The inverse of `print_facts`; raises ValueError or TypeError for another text."""
     outputs, transient_bytes, temps, sequence, hidden_bytes = json.loads(text)
     return OperatorFacts(
         output_bytes=tuple(outputs),

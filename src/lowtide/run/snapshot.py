@@ -29,7 +29,7 @@ from torch import Tensor
 from lowtide.run.native import owned_modules
 from lowtide.workload import Workload
 
-__all__ = ["Spill", "preserved"]
+__all__ = ["Spill", "bytes_of", "preserved"]
 
 
 class Spill:
@@ -43,7 +43,7 @@ class Spill:
         """Write the contents of `tensor`; one contiguous copy of it exists meanwhile."""
         known = self._kept.get(name)
         path = known[0] if known else self._directory / f"{len(self._kept)}.bin"
-        _bytes_of(tensor).tofile(path)
+        bytes_of(tensor).tofile(path)
         self._kept[name] = (path, tensor.dtype, tensor.shape)
 
     def get(self, name: str) -> Tensor:
@@ -57,7 +57,8 @@ class Spill:
         return tuple(self._kept)
 
 
-def _bytes_of(tensor: Tensor) -> Any:
+def bytes_of(tensor: Tensor) -> Any:
+    """The elements in row-major order as a uint8 array; contiguous tensors are not copied."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 

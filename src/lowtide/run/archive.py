@@ -1,0 +1,220 @@
+"""The file of a saved plan: a zip of JSON and the printed form of graphs.
+
+Problem.  A plan has to survive its process, and reading a file must not run code, whoever wrote it.
+
+Method.  No pickle: JSON for numbers and names, `lowtide.ir.text` for graphs, raw bytes for constants.
+`plan.json` says which format the rest has.  Equal facts are written once.
+
+    plan.json      format, versions, workload, mode       captured.txt   the graph as captured
+    recipe.json    order, layout, facts, moves            graph.txt      the graph as it runs
+    program.json   names, metas, result                   constants/7    bytes of value 7
+
+Errors.  PlanFileError, which says whether a file is damaged, foreign, or of a newer version.
+
+Not done.  Compression of anything but text; reading older formats (there are none yet).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowtide.analysis.lifetime import Buffer
+from lowtide.errors import PlanFileError, UsageError
+from lowtide.ir.graph import Graph, TensorMeta
+from lowtide.ir.text import parse_graph, print_graph
+from lowtide.run.layout import Layout
+from lowtide.run.plan import Recipe
+from lowtide.run.probe import FactsTree, parse_facts, print_facts
+
+__all__ = [
+    "FORMAT",
+    "decode_constant",
+    "decode_meta",
+    "encode_constant",
+    "encode_meta",
+    "encode_recipe",
+    "read_archive",
+    "reading",
+    "recipe_of",
+    "write_archive",
+]
+
+FORMAT = 1
+
+_SIGN = "lowtide plan"
+
+
+def write_archive(path: Path, about: Mapping[str, Any], parts: Mapping[str, str | bytes]) -> None:
+    """Write the file whole or not at all.  Raises UsageError if it cannot be written."""
+    head = json.dumps({"sign": _SIGN, "format": FORMAT, **about}, indent=1)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("plan.json", head)
+            for part, content in parts.items():
+                archive.writestr(part, content)
+        os.replace(name, path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_archive(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What `plan.json` says, and the other parts.  Raises PlanFileError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = {name: archive.read(name) for name in archive.namelist()}
+    except FileNotFoundError:
+        raise PlanFileError(f"there is no plan {path}") from None
+    except OSError as error:
+        raise PlanFileError(f"{path} cannot be read: {error.strerror}") from error
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise PlanFileError(
+            f"{path} is no plan of Lowtide, or cut off", remedy="save the plan again"
+        ) from error
+    with reading(path):
+        about = json.loads(parts.pop("plan.json"))
+        if about["sign"] != _SIGN:
+            raise PlanFileError(f"{path} is no plan of Lowtide")
+        found = about["format"]
+    if found != FORMAT:
+        raise PlanFileError(
+            f"{path} has format {found!r}, this version reads {FORMAT}",
+            remedy="update Lowtide, or make the plan again",
+        )
+    return about, parts
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with the contents inside is a PlanFileError."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise PlanFileError(
+            f"{path} is damaged or no plan of Lowtide ({type(error).__name__}: {error})",
+            remedy="save the plan again",
+        ) from error
+
+
+# -- recipes -----------------------------------------------------------------------------------------------
+
+
+def encode_recipe(recipe: Recipe) -> dict[str, str | bytes]:
+    """The parts `graph.txt` and `recipe.json`."""
+    layout = recipe.layout
+    content = {
+        "order": recipe.order,
+        "buffers": [
+            [b.id, b.storages, b.nbytes, b.start, b.stop, b.kind, layout.offsets.get(b.id)]
+            for b in layout.buffers
+        ],
+        "arena_bytes": layout.nbytes,
+        "unplaced_bytes": recipe.unplaced_bytes,
+        "bookkeeping_bytes": recipe.bookkeeping_bytes,
+        "moves": recipe.moves,
+        **_encode_facts(recipe.facts),
+    }
+    return {"graph.txt": print_graph(recipe.graph), "recipe.json": json.dumps(content)}
+
+
+def _encode_facts(tree: FactsTree) -> dict[str, Any]:
+    number: dict[str, int] = {}
+    scopes = [
+        [path, [[node, number.setdefault(print_facts(one), len(number))] for node, one in facts.items()]]
+        for path, facts in tree.items()
+    ]
+    return {"facts": list(number), "scopes": scopes}
+
+
+def recipe_of(parts: Mapping[str, bytes]) -> Recipe:
+    """The recipe again; raises KeyError, ValueError or TypeError for damaged parts."""
+    content = json.loads(parts["recipe.json"])
+    graph = graph_of(parts["graph.txt"])
+    known = [parse_facts(text) for text in content["facts"]]
+    buffers = [entry[:6] for entry in content["buffers"]]
+    return Recipe(
+        graph=graph,
+        order=tuple(content["order"]),
+        facts={tuple(path): {node: known[k] for node, k in facts} for path, facts in content["scopes"]},
+        layout=Layout(
+            buffers=tuple(
+                Buffer(i, tuple(s), n, start, stop, kind) for i, s, n, start, stop, kind in buffers
+            ),
+            offsets={entry[0]: entry[6] for entry in content["buffers"] if entry[6] is not None},
+            nbytes=content["arena_bytes"],
+        ),
+        unplaced_bytes=content["unplaced_bytes"],
+        bookkeeping_bytes=content["bookkeeping_bytes"],
+        moves=tuple((kind, count) for kind, count in content["moves"]),
+    )
+
+
+def graph_of(text: bytes) -> Graph:
+    """A graph from its printed form."""
+    return parse_graph(text.decode())
+
+
+# -- small things --------------------------------------------------------------------------------------------
+
+
+def encode_meta(meta: TensorMeta) -> list[Any]:
+    """A meta as JSON."""
+    return [meta.shape, meta.stride, str(meta.dtype), meta.device]
+
+
+def decode_meta(content: list[Any]) -> TensorMeta:
+    """The inverse of `encode_meta`."""
+    shape, stride, dtype, device = content
+    return TensorMeta(tuple(shape), tuple(stride), _torch_object(dtype, torch.dtype), device)
+
+
+def encode_constant(content: Any) -> Any:
+    """A leaf of arguments or results as JSON.  Raises UsageError for what has no such form."""
+    if content is None or isinstance(content, bool | int | str):
+        return content
+    if isinstance(content, float):
+        return {"float": content.hex()}
+    if isinstance(content, complex):
+        return {"complex": [content.real.hex(), content.imag.hex()]}
+    if isinstance(content, bytes):
+        return {"bytes": content.hex()}
+    if isinstance(content, torch.dtype):
+        return {"dtype": str(content)}
+    if isinstance(content, torch.device):
+        return {"device": str(content)}
+    raise UsageError(f"a plan with a {type(content).__name__} in its arguments or results cannot be saved")
+
+
+def decode_constant(content: Any) -> Any:
+    """The inverse of `encode_constant`."""
+    if not isinstance(content, dict):
+        return content
+    ((kind, value),) = content.items()
+    decoders: dict[str, Callable[[Any], Any]] = {
+        "float": float.fromhex,
+        "complex": lambda pair: complex(*map(float.fromhex, pair)),
+        "bytes": bytes.fromhex,
+        "dtype": lambda name: _torch_object(name, torch.dtype),
+        "device": torch.device,
+    }
+    return decoders[kind](value)
+
+
+def _torch_object(name: str, kind: type) -> Any:
+    found = getattr(torch, name.removeprefix("torch."))
+    if not isinstance(found, kind):
+        raise ValueError(f"{name!r} is no {kind.__name__}")
+    return found
