@@ -67,13 +67,14 @@ def out_variant(overload: str) -> OutVariant | None:
 class Call:
     """A prepared call: `function(*args, **kwargs)`, with the places of every operand.
 
-    Places of operands that were not bound hold None.
+    Places of operands that were not bound hold None.  `bare`: it returns a tensor, not a tuple of some.
     """
 
-    __slots__ = ("args", "function", "kwargs", "places")
+    __slots__ = ("args", "bare", "function", "kwargs", "places")
 
-    def __init__(self, function: Callable[..., Any], op: Aten) -> None:
+    def __init__(self, function: Callable[..., Any], op: Aten, bare: bool = True) -> None:
         self.function = function
+        self.bare = bare
         self.places: dict[int, list[tuple[Any, Any]]] = {}
         self.args: list[Any] = [None] * len(op.args)
         self.kwargs: dict[str, Any] = {}
@@ -105,7 +106,7 @@ class Call:
 def prepare_call(op: Aten) -> Call:
     """The operator as it is."""
     overload = resolve(op.overload)
-    return Call(getattr(overload, "_op", overload), op)
+    return Call(getattr(overload, "_op", overload), op, len(overload._schema.returns) == 1)
 
 
 def prepare_out_call(op: Aten, variant: OutVariant) -> Call:

@@ -70,7 +70,7 @@ def finish(drafts: Sequence[Draft], hook: Hook | None, slots: int) -> Prepared:
 def _close(draft: Draft, cell: Cell, number: int) -> Run:
     if not draft.targets:
         return _plain(draft.call, cell, number)
-    if len(draft.targets) == 1:
+    if len(draft.targets) == 1 and draft.call.bare:
         return _one(draft.call, draft.targets[0], cell, number)
     return _many(draft.call, draft.targets, cell, number)
 

@@ -4,10 +4,10 @@ Problem.  Limits have to be judged with the estimator that judges candidates, an
 the same operators again and again.
 
 Method.  Where the target device is here, facts and times are measured once per distinct node and kept
-on disk; for a device that is not here, facts are assumed and times come from the roofline.  Fission
-nodes are priced from their bodies.
+on disk and in memory; for a device that is not here, facts are assumed and times come from the roofline.
+Fission nodes are priced from their bodies.
 
-Not done here: what a plan as a whole costs beyond its nodes (`scale` corrects that after measuring).
+Not done here: what a plan as a whole costs beyond its nodes (`promise.py` corrects that after measuring).
 """
 
 from __future__ import annotations
@@ -21,27 +21,31 @@ from lowtide.cost.profiled import profiled_costs
 from lowtide.cost.roofline import roofline_costs
 from lowtide.ir import Graph
 from lowtide.run.probe import probe
+from lowtide.run.store import ProfileStore
 
 __all__ = ["Estimator"]
 
 
 @dataclass
 class Estimator:
-    """Facts and seconds by node id, cached by graph; `device` None means: measure on this machine."""
+    """Facts and seconds by node id; `device` None means: measure on this machine."""
 
     device: Device | None = None
-    _facts: dict[Graph, Facts] = field(default_factory=dict)
-    _costs: dict[Graph, Mapping[int, float]] = field(default_factory=dict)
+    store: ProfileStore = field(default_factory=ProfileStore.default)
 
     def facts(self, graph: Graph) -> Facts:
-        """What each node allocates as the arena executor runs it."""
-        if graph not in self._facts:
-            self._facts[graph] = assumed_facts(graph) if self.device else probe(graph, "arena")
-        return self._facts[graph]
+        """What each node allocates as the arena executor runs it; kept with the graph."""
+        found = graph.memo.get(("facts", id(self)))
+        if found is None:
+            found = assumed_facts(graph) if self.device else probe(graph, "arena", store=self.store)
+            graph.memo[("facts", id(self))] = found
+        return found  # type: ignore[return-value]
 
     def costs(self, graph: Graph) -> Mapping[int, float]:
-        """Seconds of each node."""
-        if graph not in self._costs:
-            known = roofline_costs(graph, self.device) if self.device else profiled_costs(graph)
-            self._costs[graph] = known
-        return self._costs[graph]
+        """Seconds of each node; kept with the graph."""
+        found = graph.memo.get(("costs", id(self)))
+        if found is None:
+            measured = not self.device
+            found = profiled_costs(graph, self.store) if measured else roofline_costs(graph, self.device)  # type: ignore[arg-type]
+            graph.memo[("costs", id(self))] = found
+        return found  # type: ignore[return-value]

@@ -34,12 +34,12 @@ class Floor:
         step = self.total_bytes - self.resident_bytes
         return f"resident {format_bytes(self.resident_bytes)} + largest step {format_bytes(step)}, at {self.node}"
 
-    def raised_to(self, total_bytes: int, plan: Plan) -> Floor:
-        """The same resident bytes with the least peak that a plan reached, at that plan's peak node."""
-        if total_bytes <= self.total_bytes:
-            return self
-        node = plan.graph.node[plan.order[plan.timeline.peak_step]]
-        return replace(self, total_bytes=total_bytes, node=describe(node), source=node.origin.source)
+    def reached_by(self, plan: Plan) -> Floor:
+        """The least peak that a plan reached, at that plan's peak node: no smaller plan is known."""
+        node = plan.graph.node[plan.schedule.order[plan.timeline.peak_step]]
+        return replace(
+            self, total_bytes=plan.predicted_peak_bytes, node=describe(node), source=node.origin.source
+        )
 
 
 def describe(node: Node) -> str:

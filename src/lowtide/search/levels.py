@@ -19,7 +19,7 @@ import numpy as np
 
 from lowtide.analysis.timeline import Timeline, timeline
 from lowtide.ir import Graph
-from lowtide.schedule import best_schedule
+from lowtide.schedule.heuristics import best_schedule
 from lowtide.search.estimator import Estimator
 from lowtide.search.mirror import build_mirror
 from lowtide.search.recompute import Recomputation, RecomputeOptions

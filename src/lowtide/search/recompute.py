@@ -173,7 +173,9 @@ class Recomputation:
             chosen, now = self.prune(chosen, target, halted)
         return chosen, now
 
-    def improve(self, target: int, seconds: float, halted: Callable[[], bool], max_rounds: int = 10**9) -> None:
+    def improve(
+        self, target: int, seconds: float, halted: Callable[[], bool], max_rounds: int = 10**9
+    ) -> None:
         """Destroy-and-refill around the cheapest point within `target` until time is out."""
         best = self.cheapest(target)
         if best is None or not best.chosen:

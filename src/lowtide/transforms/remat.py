@@ -177,7 +177,9 @@ class _Rewriter:
     def refuse_overwritten(self, node: Node) -> None:
         late_reads = self.written & clone_reads(self.graph, node)
         if late_reads:
-            raise ValueError(f"a copy of node {node.id} would read storages {sorted(late_reads)} after their update")
+            raise ValueError(
+                f"a copy of node {node.id} would read storages {sorted(late_reads)} after their update"
+            )
 
     def storage_of_copy(self, node: Node, old: Value, fresh: dict[int, int]) -> int:
         for value in node.inputs:

@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from tests.unit.transforms.test_remat import CHAIN
 
 from lowtide.analysis.facts import OperatorFacts, assumed_facts
 from lowtide.analysis.timeline import timeline
@@ -14,7 +15,6 @@ from lowtide.ir.text import parse_graph
 from lowtide.search.mirror import build_mirror
 from lowtide.search.recompute import Recomputation
 from lowtide.transforms.remat import RematCandidate, apply, late_nodes, recomputable
-from tests.unit.transforms.test_remat import CHAIN
 
 WITH_VIEWS = """
 input %0: f32[8,16]
@@ -67,7 +67,10 @@ def test_every_set_is_judged_as_the_built_graph_is(text: str) -> None:
 
 def big_chain(length: int) -> Graph:
     lines = ["input %0: f32[64,64]"]
-    lines += [f"%{k}: f32[64,64] = aten.sin.default(%{k - 1})  # b{k // 4} m.py:{k} forward" for k in range(1, length)]
+    lines += [
+        f"%{k}: f32[64,64] = aten.sin.default(%{k - 1})  # b{k // 4} m.py:{k} forward"
+        for k in range(1, length)
+    ]
     lines.append(f"%{length}: f32[] output = aten.sum.default(%{length - 1})  # - m.py:0 loss")
     lines.append(f"%{length + 1}: f32[64,64] = aten.neg.default(%{length - 1})  # - m.py:0 backward")
     lines += [

@@ -59,7 +59,9 @@ def test_a_segment_is_one_edit_and_clones_read_clones() -> None:
 def test_an_original_without_early_readers_moves() -> None:
     """A value that only late nodes read is computed once, late."""
     text = CHAIN.replace("%7: f32[8,16] = aten.mul.Tensor(%6, %2)", "%7: f32[8,16] = aten.mul.Tensor(%6, %9)")
-    text = text.replace("%5: f32[] output =", "%9: f32[8,16] = aten.neg.default(%0)  # a m.py:9 forward\n%5: f32[] output =")
+    text = text.replace(
+        "%5: f32[] output =", "%9: f32[8,16] = aten.neg.default(%0)  # a m.py:9 forward\n%5: f32[] output ="
+    )
     graph = parse_graph(text)
     edit = apply(graph, RematCandidate(storages(graph, 9), late_nodes(graph)))
     verify(edit.graph)
@@ -94,7 +96,9 @@ def test_a_copy_never_reads_an_updated_weight() -> None:
     assert storages(graph, 3) <= recomputable(graph, late)
     verify(apply(graph, RematCandidate(storages(graph, 3), late)).graph)
     first, last = "%6: f32[8,16] =", "n20: aten.add_.Tensor(%1!, %0)  # - - update\n"
-    early_update = text.replace(first, last + first).replace("n20: aten.add_.Tensor(%1!, %8)", "n21: aten.add_.Tensor(%1!, %8)")
+    early_update = text.replace(first, last + first).replace(
+        "n20: aten.add_.Tensor(%1!, %8)", "n21: aten.add_.Tensor(%1!, %8)"
+    )
     graph = parse_graph(early_update)
     with pytest.raises(ValueError, match="after their update"):
         apply(graph, RematCandidate(storages(graph, 3), late_nodes(graph)))
