@@ -96,6 +96,8 @@ def test_measured_figures_are_taken_over(outcome: search.Outcome) -> None:
     data = data_of_outcome(outcome)
     assert data.eager.peak_bytes == outcome.eager.peak_bytes and data.eager.latency_s == 0.010
     assert data.plan.arena_bytes == outcome.plan.arena_bytes
+    assert data.eager_curve.edges(True)[-1] == pytest.approx(0.010)
+    assert data.plan_curve.edges(True)[-1] == pytest.approx(0.012)
     assert data.limit.memory_bytes == outcome.limit.memory_bytes and "of eager's peak" in data.limit.asked
     assert [(move.where, move.saved_bytes, move.count) for move in data.moves] == [("1", 3072, 2)]
     assert data.floor is not None and data.floor.nbytes == outcome.floor_bytes

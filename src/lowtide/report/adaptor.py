@@ -94,7 +94,8 @@ def data_of_outcome(outcome: Outcome) -> ReportData:
     estimator = Estimator(None if here else device_named(outcome.device))
     facts = probe(graph, "reference") if here else assumed_facts(graph)
     before, after = _eager_trace(graph, facts, estimator.costs), _recipe_trace(plan.recipe, estimator.costs)
-    predicted_s = sum(estimator.costs(graph).values())
+    predicted_s = before.curve.edges(True)[-1]
+    eager_s, plan_s = outcome.eager.latency_s, outcome.eager.latency_s * outcome.latency_ratio
     return replace(
         data_of_plan(plan),
         device=_device(outcome),
@@ -111,8 +112,8 @@ def data_of_outcome(outcome: Outcome) -> ReportData:
             None,
             outcome.predicted_latency_s,
         ),
-        eager_curve=before.curve,
-        plan_curve=after.curve,
+        eager_curve=before.curve.lasting(eager_s),
+        plan_curve=after.curve.lasting(plan_s),
         blocks=after.blocks,
         eager_holders=before.holders,
         plan_holders=after.holders,

@@ -15,7 +15,7 @@ step of the order, and a `Block`'s span counts steps of the plan's curve.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 __all__ = [
@@ -113,6 +113,14 @@ class Curve:
     def timed(self) -> bool:
         """Whether the steps' durations are known."""
         return any(step.seconds > 0 for step in self.steps)
+
+    def lasting(self, seconds: float) -> Curve:
+        """The same curve, its steps' durations scaled so that together they take `seconds`."""
+        total = sum(step.seconds for step in self.steps)
+        if not total:
+            return self
+        factor = seconds / total
+        return replace(self, steps=tuple(replace(s, seconds=s.seconds * factor) for s in self.steps))
 
     def edges(self, timed: bool) -> tuple[float, ...]:
         """Where each step begins and the last one ends, in seconds or in steps."""

@@ -43,6 +43,7 @@ from lowtide.report.words import (
     operator_name,
     point_sentence,
     search_sentence,
+    splits_under_floor,
     timeline_sentence,
 )
 from lowtide.units import format_bytes, format_seconds
@@ -238,7 +239,13 @@ def _floor(floor: Floor, data: ReportData) -> Mapping[str, Any]:
         for shade, name, nbytes in parts
     ]
     label = ", ".join(f"{name} {format_bytes(nbytes)}" for _, name, nbytes in parts)
-    return {"words": floor_sentence(data), "parts": shown, "label": f"The floor is made of {label}"}
+    title = "The floor without splitting" if splits_under_floor(data) else "The floor"
+    return {
+        "title": title,
+        "words": floor_sentence(data),
+        "parts": shown,
+        "label": f"The floor is made of {label}",
+    }
 
 
 def _search(data: ReportData) -> Mapping[str, Any] | None:

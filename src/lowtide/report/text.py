@@ -17,7 +17,14 @@ from itertools import accumulate
 from lowtide.report.adaptor import data_of_outcome, data_of_plan, data_of_recipe
 from lowtide.report.data import Block, Curve, Holder, Move, ReportData
 from lowtide.report.tree import Group, group_by_module
-from lowtide.report.words import chips, floor_sentence, headline, moves_sentence, operator_name
+from lowtide.report.words import (
+    chips,
+    floor_sentence,
+    headline,
+    moves_sentence,
+    operator_name,
+    splits_under_floor,
+)
 from lowtide.run.plan import Plan, Recipe
 from lowtide.search.outcome import Outcome
 from lowtide.units import format_bytes, format_percent, format_seconds
@@ -75,10 +82,10 @@ def _arena_sentence(data: ReportData) -> str:
     live = _live_bytes(data.blocks)
     if not live or arena < live:
         return text
-    waste = arena - live
+    share = (arena - live) / live
     return (
-        f"{text}, {format_percent(waste / live)} over the most live bytes"
-        if waste
+        f"{text}, {format_percent(share)} over the most live bytes"
+        if share > 0.0005
         else f"{text}, none wasted"
     )
 
@@ -162,7 +169,8 @@ def _row(nbytes: int, depth: int, text: str) -> str:
 def _floor(data: ReportData) -> list[str]:
     if data.floor is None:
         return []
-    return [f"Floor {format_bytes(data.floor.nbytes)}", *_wrapped(floor_sentence(data), "  ")] + [
+    title = "Floor without splitting" if splits_under_floor(data) else "Floor"
+    return [f"{title} {format_bytes(data.floor.nbytes)}", *_wrapped(floor_sentence(data), "  ")] + [
         _row(nbytes, 0, name) for name, nbytes in data.floor.parts
     ]
 

@@ -168,10 +168,9 @@ class _Walk:
         for buffer in run.counted():
             if buffer.kind == "workspace" and buffer.start in opened:
                 continue
+            maker = _maker(run.graph, nodes[buffer.start], buffer)
             span = (starts[buffer.start], starts[buffer.stop])
-            self.spans.append(
-                _Span(nodes[buffer.start], buffer.nbytes, *span, kinds.of(buffer), _offset(run, buffer))
-            )
+            self.spans.append(_Span(maker, buffer.nbytes, *span, kinds.of(buffer), _offset(run, buffer)))
 
     def _bodies(self, run: _Run, node: Node) -> tuple[Graph, ...]:
         """The bodies of a Fission as they run; empty for other nodes and where facts are missing."""
@@ -210,6 +209,16 @@ class _Walk:
 def _step(node: Node, above_bytes: int, seconds: float, part: str) -> Step:
     origin = node.origin
     return Step(above_bytes, label_of(node.op), origin.module, origin.source, _phase(node), seconds, part)
+
+
+def _maker(graph: Graph, node: Node, buffer: Buffer) -> Node:
+    """The node that fills `buffer`: for a result of a Fission, the node of its body that computes it."""
+    if isinstance(node.op, Fission):
+        body = node.op.bodies[node.op.parts[0].body]
+        for outer, inner in zip(node.outputs, body.outputs, strict=True):
+            if graph.values[outer].storage in buffer.storages and inner in body.producer:
+                return body.node[body.producer[inner]]
+    return node
 
 
 def _workspace(run: _Run, k: int) -> int:

@@ -22,6 +22,7 @@ __all__ = [
     "operator_name",
     "point_sentence",
     "search_sentence",
+    "splits_under_floor",
     "timeline_sentence",
 ]
 
@@ -225,12 +226,20 @@ def floor_sentence(data: ReportData) -> str:
     if floor is None:
         return ""
     resident = sum(entry.nbytes for entry in data.resident)
-    step = max(0, floor.nbytes - resident)
-    text = f"No order, placement or move of the kinds used goes under {format_bytes(floor.nbytes)}: "
-    text += f"{format_bytes(resident)} are resident"
+    text = f"{format_bytes(resident)} are resident"
     if floor.operator:
-        text += f", and {_place(floor)} needs {format_bytes(step)} at once"
-    return f"{text}."
+        text += f", and {_place(floor)} needs {format_bytes(max(0, floor.nbytes - resident))} at once"
+    if splits_under_floor(data):
+        return (
+            f"With every operator whole: {text}. This plan is below that, because it runs a region in parts."
+        )
+    return f"No order, placement or recomputation goes under {format_bytes(floor.nbytes)}: {text}."
+
+
+def splits_under_floor(data: ReportData) -> bool:
+    """Whether the plan lies under the floor of whole operators."""
+    peak = data.plan.peak_bytes or data.plan_predicted.peak_bytes
+    return data.floor is not None and peak is not None and peak < data.floor.nbytes
 
 
 def _place(floor: Floor) -> str:
