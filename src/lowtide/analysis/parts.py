@@ -67,7 +67,8 @@ def _lies_within(body: Graph, position: int, outer: TensorMeta) -> bool:
 
 
 def _is_product(body: Graph, value: int) -> bool:
-    op = body.node[body.producer[value]].op
+    maker = body.producer.get(value)
+    op = None if maker is None else body.node[maker].op
     return isinstance(op, Aten) and op.overload == _PRODUCT and not body.readers[value]
 
 
