@@ -10,11 +10,12 @@ from torch import nn
 
 from lowtide.capture import capture
 from lowtide.errors import UsageError
-from lowtide.report import explain, explain_recipe, write_report
+from lowtide.report import explain, write_report
 from lowtide.report.adaptor import by_module, data_of_outcome, data_of_plan
 from lowtide.report.data import Move
 from lowtide.run.measure import Measurement
 from lowtide.run.plan import Plan, build_plan
+from lowtide.run.saved import inspect_plan, save_plan
 from lowtide.search import outcome as search
 from lowtide.transforms.remat import RematCandidate, apply, late_nodes, recomputable
 from lowtide.workload import Workload
@@ -88,8 +89,11 @@ def test_explaining_a_plan_names_modules_and_recomputed_values(plan: Plan) -> No
     assert text.startswith("small:batch=128 on cpu\nOne training step in ")
     assert "recomputed" in text and "Alive at the plan's peak" in text and "Floor" in text
     assert "  remat    " in text
-    without = explain_recipe(plan.recipe, "small")
-    assert without.startswith("small on cpu") and "Alive at the plan's peak" in without
+
+
+def test_a_plan_file_is_explained_without_its_model(plan: Plan, tmp_path: Path) -> None:
+    save_plan(plan, tmp_path / "small.lt")
+    assert explain(inspect_plan(tmp_path / "small.lt")) == explain(plan)
 
 
 def test_measured_figures_are_taken_over(outcome: search.Outcome) -> None:

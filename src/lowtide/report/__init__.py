@@ -9,10 +9,10 @@ from pathlib import Path
 from lowtide.errors import UsageError
 from lowtide.report.adaptor import data_of_outcome
 from lowtide.report.page import render
-from lowtide.report.text import explain, explain_recipe
+from lowtide.report.text import explain
 from lowtide.search.outcome import Outcome
 
-__all__ = ["explain", "explain_recipe", "write_report"]
+__all__ = ["explain", "write_report"]
 
 
 def write_report(outcome: Outcome, path: str | Path) -> None:

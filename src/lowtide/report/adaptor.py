@@ -37,53 +37,38 @@ from lowtide.report.data import (
 from lowtide.report.trace import Price, Trace, label_of, resident_by_role, trace
 from lowtide.report.tree import OUTSIDE
 from lowtide.run.measure import Measurement
-from lowtide.run.plan import Plan, Recipe
+from lowtide.run.plan import Plan
 from lowtide.run.probe import probe
 from lowtide.search.estimator import Estimator
 from lowtide.search.floors import describe, floor_of
 from lowtide.search.outcome import Outcome
 from lowtide.units import format_percent
 
-__all__ = ["by_module", "data_of_outcome", "data_of_plan", "data_of_recipe"]
+__all__ = ["by_module", "data_of_outcome", "data_of_plan"]
 
 MOST_ROWS = 20
 
 
 def data_of_plan(plan: Plan) -> ReportData:
-    """What a plan alone can tell, nothing measured: its recipe, its curve, who is alive, its floor."""
-    program = plan.program
-    before = _eager_trace(program.graph, assumed_facts(program.graph), None)
-    return replace(
-        data_of_recipe(plan.recipe, program.workload.name, program.opaque),
-        eager_predicted=Figures(before.curve.peak_bytes, before.curve.resident_bytes),
-        plan_predicted=Figures(plan.predicted_peak_bytes, plan.resident_bytes, plan.arena_bytes),
-        eager_curve=before.curve,
-        eager_holders=before.holders,
-    )
-
-
-def data_of_recipe(recipe: Recipe, name: str, opaque: tuple[str, ...] = ()) -> ReportData:
-    """The same for a recipe whose model is not here: nothing about eager."""
-    graph, layout = recipe.graph, recipe.layout
-    after = _recipe_trace(recipe, None)
-    resident_bytes = graph.resident_bytes
-    beside_bytes = max(layout.output_bytes + recipe.unplaced_bytes, recipe.bookkeeping_bytes)
+    """What a plan alone can tell, nothing run or measured: its recipe, its curve, who is alive, its floor."""
+    graph = plan.graph
+    after = _plan_trace(plan, None)
     return ReportData(
-        workload=name,
+        workload=plan.program.workload.name,
         device="cpu",
         limit=Limit(),
         verdict=Verdict(met=True),
         eager=Figures(),
         plan=Figures(),
-        eager_curve=Curve((), resident_bytes),
+        plan_predicted=Figures(plan.predicted_peak_bytes, plan.resident_bytes, plan.arena_bytes),
+        eager_curve=Curve((), plan.resident_bytes),
         plan_curve=after.curve,
-        plan_predicted=Figures(resident_bytes + layout.nbytes + beside_bytes, resident_bytes, layout.nbytes),
         blocks=after.blocks,
         resident=resident_by_role(graph),
         plan_holders=after.holders,
         moves=by_module(_moves_seen(graph, after)),
-        floor=_floor(graph, recipe.facts[()]),
-        opaque=opaque,
+        floor=_floor(graph, plan.facts),
+        opaque=plan.program.opaque,
     )
 
 
@@ -93,7 +78,7 @@ def data_of_outcome(outcome: Outcome) -> ReportData:
     here = outcome.verified != "none"
     estimator = Estimator(None if here else device_named(outcome.device))
     facts = probe(graph, "reference") if here else assumed_facts(graph)
-    before, after = _eager_trace(graph, facts, estimator.costs), _recipe_trace(plan.recipe, estimator.costs)
+    before, after = _eager_trace(graph, facts, estimator.costs), _plan_trace(plan, estimator.costs)
     predicted_s = before.curve.edges(True)[-1]
     eager_s, plan_s = outcome.eager.latency_s, outcome.eager.latency_s * outcome.latency_ratio
     return replace(
@@ -131,8 +116,8 @@ def _eager_trace(graph: Graph, facts: Facts, price: Price | None) -> Trace:
     return trace(graph, [node.id for node in graph], {(): facts}, price=price)
 
 
-def _recipe_trace(recipe: Recipe, price: Price | None) -> Trace:
-    offsets = recipe.layout.offsets
+def _plan_trace(plan: Plan, price: Price | None) -> Trace:
+    recipe, offsets = plan.recipe, plan.placement.offsets
     return trace(recipe.graph, recipe.order, recipe.facts, inplace=True, offsets=offsets, price=price)
 
 

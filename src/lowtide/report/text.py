@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from lowtide.report.adaptor import data_of_outcome, data_of_plan, data_of_recipe
+from lowtide.report.adaptor import data_of_outcome, data_of_plan
 from lowtide.report.data import Block, Curve, Holder, Move, ReportData
 from lowtide.report.tree import Group, group_by_module
 from lowtide.report.words import (
@@ -25,11 +25,11 @@ from lowtide.report.words import (
     operator_name,
     splits_under_floor,
 )
-from lowtide.run.plan import Plan, Recipe
+from lowtide.run.plan import Plan
 from lowtide.search.outcome import Outcome
 from lowtide.units import format_bytes, format_percent, format_seconds
 
-__all__ = ["describe", "explain", "explain_recipe"]
+__all__ = ["describe", "explain"]
 
 WIDTH = 100
 OPEN_SHARE = 0.1
@@ -40,11 +40,6 @@ MOST_MOVES = 20
 def explain(plan: Plan, outcome: Outcome | None = None) -> str:
     """What a plan does; with the outcome of its search also what was measured, else nothing is run."""
     return describe(data_of_plan(plan) if outcome is None else data_of_outcome(outcome))
-
-
-def explain_recipe(recipe: Recipe, name: str, opaque: tuple[str, ...] = ()) -> str:
-    """What a recipe does, without its model; `name` is the workload's."""
-    return describe(data_of_recipe(recipe, name, opaque))
 
 
 def describe(data: ReportData) -> str:

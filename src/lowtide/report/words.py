@@ -53,10 +53,12 @@ def headline(data: ReportData) -> tuple[tuple[str, str], ...]:
     """The result in one sentence, as pieces (text, series): series is eager, plan or empty."""
     eager = data.eager.peak_bytes or data.eager_predicted.peak_bytes
     plan = data.plan.peak_bytes or data.plan_predicted.peak_bytes
-    training = any(step.phase == "backward" for step in data.eager_curve.steps)
-    verb = "One training step" if training else "One inference"
-    if eager is None or plan is None:
+    steps = (*data.eager_curve.steps, *data.plan_curve.steps)
+    verb = "One training step" if any(step.phase == "backward" for step in steps) else "One inference"
+    if plan is None:
         return ((f"{verb} of {data.workload}", ""),)
+    if eager is None:
+        return ((f"{verb} in ", ""), (format_bytes(plan), "plan"), (" (predicted)", ""))
     ratio = _latency_ratio(data)
     measured = data.plan.peak_bytes is not None
     return (
