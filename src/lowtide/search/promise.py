@@ -174,7 +174,9 @@ def _judge(
     enter("measure")
     measured = measure_plan(trial.plan, setting.program.workload)
     pairs: LatencyPairs = measure_pairs(trial.plan, setting.program.workload)
-    record = tuple((i.elapsed_s, i.states, i.peak_bytes, i.latency_s) for i in explorer.record)
+    record = tuple(
+        (i.elapsed_s, i.states, i.peak_bytes + setting.resident_bytes, i.latency_s) for i in explorer.record
+    )
     return Outcome(
         plan=trial.plan,
         limit=limit,
