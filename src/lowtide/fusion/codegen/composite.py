@@ -287,7 +287,31 @@ def _batch_norm_eval(
     rstd = _channels(x, _rstd(kernel, _wide(kernel, running_var), eps))
     assert mean is not None and rstd is not None
     normal = kernel.map(_normalised, _wide(kernel, x), mean, rstd)
-    return (_stored(kernel, _affine(kernel, normal, _channels(x, weight), _channels(x, bias)), metas[0]),)
+    out = _stored(kernel, _affine(kernel, normal, _channels(x, weight), _channels(x, bias)), metas[0])
+    return (out, *(kernel.constant(0, meta.shape, meta.dtype) for meta in metas[1:]))  # statistics: empty
+
+
+def _batch_norm_functional(
+    kernel: Kernel, metas: Metas, x: Tensor, weight: Tensor | None, bias: Tensor | None,
+    running_mean: Tensor, running_var: Tensor, training: bool, momentum: float, eps: float,
+) -> Outputs:  # fmt: skip
+    """(result, mean, 1/deviation, new running mean, new running variance)."""
+    if not training:
+        raise Unfusable("functional batch norm in evaluation mode")
+    wide = _wide(kernel, x)
+    mean, var = _moments(kernel, wide, _batch_axes(x))
+    rstd = _rstd(kernel, var, eps)
+    out = _affine(kernel, kernel.map(_normalised, wide, mean, rstd), _channels(x, weight), _channels(x, bias))
+    count = _count(x, _batch_axes(x))
+    unbiased = _number(kernel, "mul", reshape(var, running_var.shape), count / max(count - 1, 1))
+
+    def moved(b: B, old: Expr, new: Expr) -> Expr:
+        kept = b.apply("mul", old, b.const(1 - momentum, old.dtype))
+        return b.apply("fma", b.const(momentum, old.dtype), b.cast(new, old.dtype), kept)
+
+    new_mean = kernel.map(moved, running_mean, reshape(mean, running_mean.shape))
+    results = (out, mean, rstd, new_mean, kernel.map(moved, running_var, unbiased))
+    return tuple(_stored(kernel, r, m) for r, m in zip(results, metas, strict=True))
 
 
 def _batch_norm(
@@ -449,6 +473,7 @@ COMPOSITES: dict[str, Callable[..., Outputs]] = {
     "aten.native_layer_norm_backward.default": _layer_norm_backward,
     "aten._native_batch_norm_legit.no_stats": _batch_norm_train,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm_eval,
+    "aten._native_batch_norm_legit_functional.default": _batch_norm_functional,
     "aten.native_batch_norm.default": _batch_norm,
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.native_group_norm.default": _group_norm,

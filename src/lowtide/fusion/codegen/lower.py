@@ -129,8 +129,10 @@ class _Lowering:
             raise Unfusable(f"node {node.id} ({node.op.overload}): {error}") from error
         if node.writes:
             self._write(node, results)
+        elif len(results) < len(node.outputs):
+            raise Unfusable(f"node {node.id} ({node.op.overload}) has more outputs than its rule makes")
         else:
-            for out, result in zip(node.outputs, results, strict=True):
+            for out, result in zip(node.outputs, results, strict=False):
                 self._define(out, result)
 
     def _define(self, value: int, result: Tensor | None) -> None:

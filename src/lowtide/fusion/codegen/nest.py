@@ -222,12 +222,20 @@ def _row_axes(item: Item, stage: Stage, local: Sequence[Index], axes: Sequence[i
         return tuple(k for k in axes if k < item.kept)
     if local:
         return _decode(local[0], item)
-    lead: list[int] = []
+    first = stage.members[0][0].reduction
+    if first is not None and not first.trailing:  # its rows are the last axes
+        return tuple(reversed(_take(item, stage.rows, tuple(reversed(axes)))))
+    return _take(item, stage.rows, axes)
+
+
+def _take(item: Item, rows: int, axes: Sequence[int]) -> tuple[int, ...]:
+    """As many of `axes` as make up `rows` points."""
+    taken: list[int] = []
     for axis in axes:
-        if prod(item.sizes[k] for k in lead) >= stage.rows:
+        if prod(item.sizes[k] for k in taken) >= rows:
             break
-        lead.append(axis)
-    return tuple(lead)
+        taken.append(axis)
+    return tuple(taken)
 
 
 def _decode(place: Index, item: Item) -> tuple[int, ...] | None:

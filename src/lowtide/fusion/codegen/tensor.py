@@ -14,7 +14,7 @@ Invariants.  `at` is memoised per tensor, so shared sub-graphs cost one visit pe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -72,7 +72,7 @@ class Reduction:
     """``result[kept] = combine over reduced of element(kept, reduced)``.
 
     `kind` is sum, prod, max, min, any or all; `dtype` the type of the result (float32 sums accumulate
-    blocks in float32 and add the blocks in float64).
+    blocks in float32 and add the blocks in float64).  `trailing`: the reduced axes are the last ones.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Reduction:
     kept: tuple[int, ...]
     reduced: tuple[int, ...]
     element: Callable[[tuple[Index, ...], tuple[Index, ...]], Expr]
+    trailing: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,12 +145,19 @@ class Kernel:
         kept_sizes = tuple(tensor.shape[k] for k in kept_axes)
         reduced_sizes = tuple(tensor.shape[k] for k in axes)
         result = self._register(kind, stored, kept_sizes, reduced_sizes, element)
+        self._mark(kept_axes, axes, tensor.shape)
         shape = tuple(1 if k in axes else size for k, size in enumerate(tensor.shape))
 
         def rule(indices: tuple[Index, ...]) -> Expr:
             return self.builder.narrow(result(tuple(indices[k] for k in kept_axes)), stored)
 
         return Tensor(shape, stored, rule)
+
+    def _mark(self, kept: Sequence[int], reduced: Sequence[int], shape: Sequence[int]) -> None:
+        """Note whether the last reduction's axes come after all that it keeps."""
+        wide = [k for k in kept if shape[k] > 1]
+        if wide and reduced and max(wide) > min(reduced):
+            self.reductions[-1] = replace(self.reductions[-1], trailing=False)
 
     def _register(
         self,

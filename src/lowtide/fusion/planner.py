@@ -1,0 +1,227 @@
+"""Which operators to run as one kernel: DNNFusion's plan exploration (Listing 1), extended.
+
+Problem.  Partition a graph into blocks so that intermediates are not stored, without redundant work.
+
+Method.  Seed: the One-to-One operator with the smallest result that is in no block; grow along successors,
+then predecessors, by Table 3 with the block's current type.  Red stops.  Green and yellow are accepted if
+the block with the operator is predicted not to be slower than the two apart (`profit`): a guard that the
+paper leaves to its empirical threshold.  Beyond the paper: operators connected through views are
+neighbours, row reductions share rows, siblings and multi-output blocks join, and after the One-to-One
+seeds run out, row reductions and the rest are seeds too.
+
+Legal: only generated operators (never views, writes, random nodes, regions), and no cycle once all blocks
+are contracted, checked on bit sets of reachability that are updated as blocks close.
+Not done here: contraction anchors, measuring instead of predicting, an exact mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from lowtide.analysis.key import node_key
+from lowtide.analysis.region import before
+from lowtide.fusion.codegen.lower import knows
+from lowtide.fusion.mapping import OPAQUE, Classified, Kind, Verdict, classify, combine
+from lowtide.fusion.mapping import Mapping as MapType
+from lowtide.fusion.profit import Pricing
+from lowtide.ir.extract import base_of, extract
+from lowtide.ir.graph import Graph, Node
+from lowtide.ir.ops import Aten
+from lowtide.ir.random import is_random
+
+__all__ = ["Limits", "plan_blocks"]
+
+
+_SINGLES = frozenset(
+    {
+        "aten.native_batch_norm.default",
+        "aten._native_batch_norm_legit.no_stats",
+        "aten._native_batch_norm_legit_functional.default",
+        "aten.native_batch_norm_backward.default",
+        "aten.native_layer_norm_backward.default",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The constraint check: operators and buffers of one block; `singles` also proposes lone operators
+    whose generated kernel beats ATen's (batch norm)."""
+
+    operators: int = 64
+    buffers: int = 20
+    singles: frozenset[str] = _SINGLES
+
+
+def plan_blocks(graph: Graph, pricing: Pricing | None = None, limits: Limits | None = None) -> tuple[frozenset[int], ...]:
+    """Groups of node ids to fuse, in the order in which they were found."""
+    work = _Planner(graph, pricing or Pricing(), limits or Limits())
+    for seed in work.seeds():
+        work.explore(seed)
+    return tuple(work.blocks)
+
+
+@dataclass
+class _Planner:
+    graph: Graph
+    pricing: Pricing
+    limits: Limits
+    blocks: list[frozenset[int]] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.types = _classified(self.graph)
+        self.index = {node.id: k for k, node in enumerate(self.graph.nodes)}
+        self.ancestors, self.descendants = _reach(self.graph, self.index)
+        self.outputs_bytes = {n: _result_bytes(self.graph, self.graph.node[n]) for n in self.types}
+
+    def seeds(self) -> Iterator[int]:
+        """One-to-One operators by size of their result; then everything else that can be generated."""
+        order = sorted(
+            (n for n in self.types if self.types[n].kind in (None, Kind.ROW, Kind.REDUCTION)),
+            key=lambda n: (self.types[n].mapping is not MapType.ONE_TO_ONE, self.outputs_bytes[n], self.index[n]),
+        )
+        yield from (n for n in order if self.types[n].computes or self.types[n].kind)
+
+    def explore(self, seed: int) -> None:
+        """Grow one block from `seed` and close it."""
+        if seed in self.taken:
+            return
+        alone = self._seconds(frozenset({seed}))
+        if alone is None:
+            return
+        block = _Block(frozenset({seed}), self.types[seed], alone)
+        tried: set[int] = {seed}
+        for forward in (True, False):
+            stack = sorted(block.members, key=self.index.__getitem__)
+            while stack:
+                near = self._successors(stack.pop()) if forward else self._predecessors(stack.pop())
+                for other in near:
+                    if other not in tried and other not in self.taken and other in self.types:
+                        tried.add(other)
+                        if self._absorb(block, other, forward):
+                            stack.append(other)
+        self._close(block)
+
+    def _absorb(self, block: _Block, other: int, forward: bool) -> bool:
+        first, second = (block.type, self.types[other]) if forward else (self.types[other], block.type)
+        verdict, fused = combine(first, second)
+        if verdict is Verdict.RED or len(block.members) >= self.limits.operators:
+            return False
+        members = block.members | {other}
+        if not self._acyclic(members):
+            return False
+        apart = self._seconds(frozenset({other}))
+        together = self._seconds(members)
+        if apart is None or together is None or together > block.seconds + apart:
+            return False
+        block.members, block.type, block.seconds = members, fused, together
+        return True
+
+    def _seconds(self, members: frozenset[int]) -> float | None:
+        parts = extract(self.graph, members)
+        if len(parts.inputs) + len(parts.outputs) > self.limits.buffers:
+            return None
+        return self.pricing.seconds(parts.body)
+
+    def _close(self, block: _Block) -> None:
+        lone = next(iter(block.members))
+        op = self.graph.node[lone].op
+        worth = len(block.members) > 1 or (isinstance(op, Aten) and op.overload in self.limits.singles)
+        if not worth or not self.pricing.compiles(extract(self.graph, block.members).body):
+            return
+        self.blocks.append(block.members)
+        self.taken |= block.members
+        self._contract(block.members)
+
+    def _bits(self, members: frozenset[int]) -> int:
+        bits = 0
+        for member in members:
+            bits |= 1 << self.index[member]
+        return bits
+
+    def _acyclic(self, members: frozenset[int]) -> bool:
+        """Whether no path leaves the members and comes back."""
+        above = below = 0
+        for member in members:
+            above |= self.ancestors[self.index[member]]
+            below |= self.descendants[self.index[member]]
+        return not above & below & ~self._bits(members)
+
+    def _contract(self, members: frozenset[int]) -> None:
+        """Reachability with the members as one node."""
+        own = self._bits(members)
+        above = below = own
+        for member in members:
+            above |= self.ancestors[self.index[member]]
+            below |= self.descendants[self.index[member]]
+        for place in range(len(self.graph.nodes)):
+            if above >> place & 1:
+                self.descendants[place] |= below
+            if below >> place & 1:
+                self.ancestors[place] |= above
+
+    def _successors(self, number: int) -> list[int]:
+        """Operators that read a result of node `number`, through views too."""
+        found: dict[int, None] = {}
+        for out in self.graph.node[number].outputs:
+            for value in self.graph.views_of[self.graph.values[out].storage]:
+                found.update(dict.fromkeys(self.graph.readers[value]))
+        return sorted((n for n in found if n != number and n in self.types), key=self.index.__getitem__)
+
+    def _predecessors(self, number: int) -> list[int]:
+        found: dict[int, None] = {}
+        for value in self.graph.node[number].inputs:
+            producer = self.graph.producer.get(base_of(self.graph, value)[0])
+            if producer is not None and producer in self.types:
+                found[producer] = None
+        return sorted(found, key=self.index.__getitem__, reverse=True)
+
+
+@dataclass
+class _Block:
+    members: frozenset[int]
+    type: Classified
+    seconds: float
+
+
+def _classified(graph: Graph) -> Mapping[int, Classified]:
+    """Types of the nodes that may be in a block."""
+    known: dict[str, Classified] = {}
+    result = {}
+    for node in graph.nodes:
+        if not _eligible(graph, node):
+            continue
+        key = node_key(graph, node)
+        if key not in known:
+            known[key] = classify(graph, node)
+        if known[key] != OPAQUE:
+            result[node.id] = known[key]
+    return result
+
+
+def _eligible(graph: Graph, node: Node) -> bool:
+    if not isinstance(node.op, Aten) or node.writes or not node.outputs or graph.is_view(node):
+        return False
+    return knows(node.op) and not is_random(node.op)
+
+
+def _result_bytes(graph: Graph, node: Node) -> int:
+    return sum(graph.values[out].meta.span_bytes for out in node.outputs)
+
+
+def _reach(graph: Graph, index: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    """Bit sets of all nodes before and after each, by place in program order."""
+    order = before(graph)
+    ancestors = [0] * len(graph.nodes)
+    for node in graph.nodes:
+        place = index[node.id]
+        for earlier in order[node.id]:
+            ancestors[place] |= ancestors[index[earlier]] | 1 << index[earlier]
+    descendants = [0] * len(graph.nodes)
+    for node in reversed(graph.nodes):
+        place = index[node.id]
+        for earlier in order[node.id]:
+            descendants[index[earlier]] |= descendants[place] | 1 << place
+    return ancestors, descendants

@@ -1,0 +1,110 @@
+"""What a fused block costs, predicted: bytes through memory, arithmetic, and starting it.
+
+Problem.  The planner asks thousands of times whether a block with one more operator is faster than the two
+apart; compiling and timing each is out of the question.
+
+Method.  The block is lowered and its loops planned exactly as for code generation, so recomputation, extra
+passes and strided access show.  Time = bytes / bandwidth + weighted operations + a fixed start.  Results
+are kept by content key: repeated layers are priced once.  `Rates` are those of a 2020s server core.
+
+Not done here: measuring (a profile can replace `Rates`), caches beyond "fits or does not".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+from lowtide.analysis.key import graph_key
+from lowtide.fusion.codegen.c import emit_kernel
+from lowtide.fusion.codegen.expr import SCALAR_COST, Expr, walk
+from lowtide.fusion.codegen.index import Index, Var
+from lowtide.fusion.codegen.lower import Lowered, lower
+from lowtide.fusion.codegen.nest import Stage, plan_stages
+from lowtide.fusion.codegen.tensor import Unfusable
+from lowtide.ir.graph import Graph
+
+__all__ = ["Pricing", "Rates"]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Per thread: seconds to start a kernel, bytes a second from memory and from cache, seconds per unit of
+    arithmetic (one vector addition's share of an element), per strided access, per start of an inner loop."""
+
+    start_s: float = 3e-6
+    memory_bytes_per_s: float = 16e9
+    cache_bytes_per_s: float = 60e9
+    cache_bytes: int = 1 << 20
+    unit_s: float = 2.2e-11
+    strided_s: float = 6e-10
+    loop_s: float = 4e-9
+
+
+@dataclass
+class Pricing:
+    """Predicted seconds of bodies, remembered by content."""
+
+    rates: Rates = field(default_factory=Rates)
+    known: dict[str, float | None] = field(default_factory=dict)
+
+    def seconds(self, body: Graph) -> float | None:
+        """Predicted time of `body` as one kernel; None if it has none."""
+        key = graph_key(body)
+        if key not in self.known:
+            try:
+                self.known[key] = self._price(lower(body))
+            except Unfusable:
+                self.known[key] = None
+        return self.known[key]
+
+    def _price(self, lowered: Lowered) -> float:
+        stages = plan_stages(lowered.kernel)
+        return self.rates.start_s + sum(self._stage(stage, lowered) for stage in stages)
+
+    def _stage(self, stage: Stage, lowered: Lowered) -> float:
+        rates = self.rates
+        nbytes = sum(_touched(place) * lowered.dtypes[name].itemsize for name, place in _accesses(stage))
+        speed = rates.memory_bytes_per_s if nbytes > rates.cache_bytes else rates.cache_bytes_per_s
+        nodes = list(walk(*(placed.value for placed in stage.placed)))
+        work = sum(SCALAR_COST.get(node.op, 0) * _evaluations(node) for node in nodes)
+        inner = _inner(stage)
+        points = max(stage.rows, 1) * stage.cols
+        strided = sum(_touched(place) for _, place in _accesses(stage) if place.coefficient(inner) not in (0, 1))
+        starts = points / max(inner.size, 1)
+        return nbytes / speed + work * rates.unit_s + strided * rates.strided_s + starts * rates.loop_s
+
+    def compiles(self, body: Graph) -> bool:
+        """Whether code can be generated for `body`, templates included."""
+        try:
+            emit_kernel("KERNEL", lower(body))
+        except Unfusable:
+            return False
+        return True
+
+
+def _inner(stage: Stage) -> Var:
+    if stage.flat:
+        return stage.col_parts[-1]
+    return stage.row_parts[-1] if stage.lanes else stage.col_parts[-1]
+
+
+def _accesses(stage: Stage) -> Iterator[tuple[str, Index]]:
+    """(buffer, index) once each, loads and stores."""
+    seen: set[tuple[str, Index]] = set()
+    for placed in stage.placed:
+        if placed.item.store is not None:
+            seen.add((placed.item.store.buffer, placed.place))
+        for node in walk(placed.value):
+            if node.leaf is not None and node.leaf.kind == "load":
+                seen.add((node.leaf.source, node.leaf.index))
+    yield from seen
+
+
+def _touched(index: Index) -> int:
+    return prod(var.size for var in index.variables)
+
+
+def _evaluations(node: Expr) -> int:
+    return prod(var.size for var in node.variables)
