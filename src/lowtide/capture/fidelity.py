@@ -3,10 +3,13 @@
 Problem.  A fake kernel is a second implementation of an operator's shapes and types, and a few are wrong.
 Normalisations of bfloat16 with float32 weights return float32 statistics on the CPU, bfloat16 ones as fakes.
 oneDNN's recurrent layer returns a workspace while gradients are enabled and none otherwise; its fake kernel
-always returns an empty one.  The embedding bag keeps more or fewer offsets than its fake.
+always returns an empty one.  The embedding bag keeps more or fewer offsets than its fake.  And whether the
+backward of a convolution with a frozen weight and a trained bias returns the weight's gradient depends on the
+library that runs it.
 
-Method.  A table of rules for element types, and a list of operators that run for real, on zeros.  Both were
-found by comparing every result of a real run with its fake, over PyTorch's own operator samples.
+Method.  A table of rules for element types and absent results, a list of operators that run for real, on zeros,
+and arguments that are changed so that the answer is the same everywhere.  All were found by comparing every
+result of a real run with its fake, over PyTorch's own operator samples.
 
 Not done: training through oneDNN's recurrent layer.  A graph runs without autograd, where the layer does not
 make the workspace that its backward needs; so it is refused.  Devices other than the CPU: fakes are believed.
@@ -23,9 +26,13 @@ from torch import Tensor
 from lowtide.capture.internals import FakeTensorMode, outside_modes, pytree
 from lowtide.errors import CaptureError
 
-__all__ = ["run_faithfully"]
+__all__ = ["run_faithfully", "settle_arguments"]
 
 Arguments = Mapping[str, Any]
+Types = Mapping[int, torch.dtype | None]
+"""Position of a result -> its element type, None for a result that does not exist."""
+
+_KEEP = "keep"
 
 _RECURRENT = "aten.mkldnn_rnn_layer.default"
 _MEASURED = frozenset({_RECURRENT, "aten._embedding_bag.default"})
@@ -53,7 +60,15 @@ def run_faithfully(
     schema = operator._schema.arguments
     given = {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
     types = rule(given)
-    return tuple(_retyped(one, types.get(position)) for position, one in enumerate(result))
+    return tuple(_retyped(one, types.get(position, _KEEP)) for position, one in enumerate(result))
+
+
+def settle_arguments(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with which the results do not depend on the backend; the bits that are wanted stay the same."""
+    if name == "aten.convolution_backward.default":
+        of_input, of_weight, of_bias = args[-1]
+        return (*args[:-1], [of_input, of_weight or of_bias, of_bias])
+    return args
 
 
 def _measure(operator: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any:
@@ -76,32 +91,39 @@ def _empty_like(real: Tensor) -> Tensor:
     return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
 
 
-def _retyped(fake: Any, dtype: torch.dtype | None) -> Any:
-    if dtype is None or fake is None or fake.dtype == dtype or fake.device.type != "cpu":
+def _retyped(fake: Any, dtype: torch.dtype | str | None) -> Any:
+    if fake is None or fake.device.type != "cpu" or dtype in {_KEEP, fake.dtype}:
         return fake
+    if dtype is None:
+        return None
     return torch.empty_strided(fake.shape, fake.stride(), dtype=dtype, device=fake.device)
 
 
-def _statistics(given: Arguments) -> dict[int, torch.dtype]:
+def _statistics(given: Arguments) -> Types:
     """Mean and reciprocal deviation have the type of the parameters, if there are any."""
     names = ("weight", "bias", "running_mean", "running_var", "input")
     dtype: torch.dtype = next(given[name].dtype for name in names if given.get(name) is not None)
     return {1: dtype, 2: dtype}
 
 
-def _functional_statistics(given: Arguments) -> dict[int, torch.dtype]:
+def _functional_statistics(given: Arguments) -> Types:
     """The new running statistics have the type of the old ones."""
     return {**_statistics(given), 3: given["running_mean"].dtype, 4: given["running_var"].dtype}
 
 
-def _input_gradient(given: Arguments) -> dict[int, torch.dtype]:
+def _input_gradient(given: Arguments) -> Types:
     return {0: given["input"].dtype}
 
 
-_TYPES: Mapping[str, Callable[[Arguments], dict[int, torch.dtype]]] = {
+def _masked_gradient(given: Arguments) -> Types:
+    return {} if given["output_mask"][0] else {0: None}
+
+
+_TYPES: Mapping[str, Callable[[Arguments], Types]] = {
     "aten.native_layer_norm.default": _statistics,
     "aten.native_group_norm.default": _statistics,
     "aten.native_batch_norm.default": _statistics,
     "aten._native_batch_norm_legit_functional.default": _functional_statistics,
     "aten.native_group_norm_backward.default": _input_gradient,
+    "aten.native_batch_norm_backward.default": _masked_gradient,
 }

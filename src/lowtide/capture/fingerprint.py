@@ -16,6 +16,7 @@ Not done: state inside C objects (iterators, generators); there the comparison o
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import inspect
@@ -41,6 +42,7 @@ _MOST_CONTAINERS = 200_000
 _ATOMS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, Tensor, ModuleType)
 _CLOSED = (*_ATOMS, BuiltinFunctionType, CodeType, torch.Generator, torch._C._TensorMeta)
 _MISSING = object()
+_GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"})
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ def _has_open_attributes(found: Any) -> bool:
     kind = type(found)
     library = kind.__module__.partition(".")[0]
     closed = library in sys.stdlib_module_names or library in {"torch", "numpy"} or isinstance(found, Enum)
-    return hasattr(found, "__dict__") and not closed
+    # Proxies answer any name, `__dict__` included, with another proxy.
+    return isinstance(getattr(found, "__dict__", None), dict) and not closed
 
 
 def _sequence(path: str, found: Any) -> _Place:
@@ -276,7 +279,8 @@ def _function_places(path: str, found: FunctionType) -> Iterator[_Place]:
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    """Names that the code looks up as globals (`co_names` holds attribute names as well)."""
+    yield from (i.argval for i in dis.get_instructions(code) if i.opname in _GLOBAL)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _global_names(constant)

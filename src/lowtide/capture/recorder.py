@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.capture.fidelity import run_faithfully
+from lowtide.capture.fidelity import run_faithfully, settle_arguments
 from lowtide.capture.internals import FakeTensor, TorchDispatchMode, outside_modes, storage_key
 from lowtide.capture.origins import Origins
 from lowtide.capture.result import Returned
@@ -124,7 +124,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._lift(func, args[0])
         inputs: list[Window] = []
         self._guard(name)
-        args, kwargs = self._replace(args), self._replace(kwargs)
+        args, kwargs = settle_arguments(name, self._replace(args)), self._replace(kwargs)
         op = Aten(name, self._encode(args, inputs), self._encode_kwargs(kwargs, inputs))
         result = run_faithfully(func, args, kwargs, self._twins.mode)
         outputs = tuple(self.window(tensor) for tensor in tensors_of(result))

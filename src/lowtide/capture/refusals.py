@@ -30,6 +30,7 @@ from lowtide.ir.aten import resolve
 
 __all__ = ["RandomGuard", "check_hooks", "check_no_gradients", "explain"]
 
+_MODULES = "torch/nn/modules/"
 _CHECKPOINT = "torch/utils/checkpoint.py"
 
 
@@ -161,11 +162,13 @@ def _operator(error: Exception) -> str:
 
 
 def _source(trace: TracebackType | None) -> str:
-    """The innermost line of the user's own code in a traceback."""
-    found = ""
+    """The innermost line of the user's own code in a traceback, else of PyTorch's modules."""
+    found = module = ""
     for frame, line in traceback.walk_tb(trace):
-        path = frame.f_code.co_filename
-        name = user_file(path)
-        if name and "lowtide/capture/" not in path.replace("\\", "/"):
+        path = frame.f_code.co_filename.replace("\\", "/")
+        name = user_file(frame.f_code.co_filename)
+        if name and "lowtide/capture/" not in path:
             found = f"{name}:{line}"
-    return found
+        elif _MODULES in path:
+            module = f"{path[path.rindex(_MODULES) :]}:{line}"
+    return found or module

@@ -118,3 +118,13 @@ def test_training_a_recurrent_layer_of_onednn_is_refused_with_a_way_out() -> Non
         pytest.skip("this build has no oneDNN")
     with pytest.raises(Exception, match=r"mkldnn\.enabled = False"):
         capture(workload)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "1.weight", "1.bias", "0.weight 0.bias"])
+def test_partly_frozen_layers(frozen: str, dtype: torch.dtype) -> None:
+    """Which gradients a backward returns depends on what is asked for, and on the library."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 3)).to(dtype)
+    for name in frozen.split():
+        model.get_parameter(name).requires_grad_(False)
+    assert_same_steps(model, (torch.randn(2, 2, 6, 6, dtype=dtype),), loss=lambda y: y.square().mean())
