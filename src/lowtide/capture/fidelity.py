@@ -7,9 +7,9 @@ always returns an empty one.  The embedding bag keeps more or fewer offsets than
 backward of a convolution with a frozen weight and a trained bias returns the weight's gradient depends on the
 library that runs it.
 
-Method.  A table of rules for element types and absent results, a list of operators that run for real, on zeros,
-and arguments that are changed so that the answer is the same everywhere.  All were found by comparing every
-result of a real run with its fake, over PyTorch's own operator samples.
+Method.  A table of rules for element types and absent results, a list of operators that run for real, on
+zeros, and arguments that are changed so that the answer is the same everywhere.  All were found by comparing
+every result of a real run with its fake, over PyTorch's own operator samples.
 
 Not done: training through oneDNN's recurrent layer.  A graph runs without autograd, where the layer does not
 make the workspace that its backward needs; so it is refused.  Devices other than the CPU: fakes are believed.
@@ -31,8 +31,6 @@ __all__ = ["run_faithfully", "settle_arguments"]
 Arguments = Mapping[str, Any]
 Types = Mapping[int, torch.dtype | None]
 """Position of a result -> its element type, None for a result that does not exist."""
-
-_KEEP = "keep"
 
 _RECURRENT = "aten.mkldnn_rnn_layer.default"
 _MEASURED = frozenset({_RECURRENT, "aten._embedding_bag.default"})
@@ -60,11 +58,13 @@ def run_faithfully(
     schema = operator._schema.arguments
     given = {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
     types = rule(given)
-    return tuple(_retyped(one, types.get(position, _KEEP)) for position, one in enumerate(result))
+    return tuple(
+        _retyped(one, types[position]) if position in types else one for position, one in enumerate(result)
+    )
 
 
 def settle_arguments(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments with which the results do not depend on the backend; the bits that are wanted stay the same."""
+    """Arguments with which the kinds of results do not depend on the backend; their bits stay the same."""
     if name == "aten.convolution_backward.default":
         of_input, of_weight, of_bias = args[-1]
         return (*args[:-1], [of_input, of_weight or of_bias, of_bias])
@@ -91,8 +91,8 @@ def _empty_like(real: Tensor) -> Tensor:
     return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
 
 
-def _retyped(fake: Any, dtype: torch.dtype | str | None) -> Any:
-    if fake is None or fake.device.type != "cpu" or dtype in {_KEEP, fake.dtype}:
+def _retyped(fake: Any, dtype: torch.dtype | None) -> Any:
+    if fake is None or fake.device.type != "cpu" or dtype == fake.dtype:
         return fake
     if dtype is None:
         return None
