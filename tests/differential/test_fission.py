@@ -101,6 +101,37 @@ def test_a_fission_is_split_beside_another() -> None:
     assert sum(isinstance(node.op, Fission) for node in graph.nodes) == done == 4
 
 
+@pytest.mark.parametrize("name", ["language", "planes"])
+def test_regions_inside_a_region_start_and_end_at_one_value(name: str) -> None:
+    program = captured(name)
+    found = list(fission.nested_candidates(program.graph, (3,)))
+    assert found
+    for candidate in found:
+        assert_same(program, fission.apply(program.graph, candidate).graph)
+    normal = fission.prepare(program.graph)
+    phases = [{normal.node[node].origin.phase for node in each.nodes} for each in found]
+    assert any(each >= {"loss", "backward"} for each in phases)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (4, 2)])
+def test_late_layers_are_cut_finer_than_early_ones(sizes: tuple[int, int]) -> None:
+    program = captured("language-dropout")
+    outer = fission.apply(program.graph, replace(largest(program, 2), sizes=sizes)).graph
+    body = _fission(outer).op.bodies[0]  # type: ignore[union-attr]
+    inner = next(each for each in fission.nested_candidates(body, (2,)) if len(each.nodes) < len(body) / 2)
+    graph = fission.apply_inside(outer, _fission(outer).id, inner).graph
+    assert all(_fission(each) is not None for each in _fission(graph).op.bodies)  # type: ignore[union-attr]
+    assert_same(program, graph)
+    workload = program.workload
+    before = [tensor.detach().clone() for tensor in workload.model.state_dict().values()]
+    torch.manual_seed(5)
+    expected = build_plan(program).step(*workload.args, *workload.targets)
+    _take_back(program, before)
+    torch.manual_seed(5)
+    loss = build_plan(program, graph, poison=True).step(*workload.args, *workload.targets)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-11)
+
+
 def _fission(graph: Graph):  # type: ignore[no-untyped-def]
     return next(node for node in graph.nodes if isinstance(node.op, Fission))
 

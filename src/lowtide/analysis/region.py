@@ -16,6 +16,7 @@ Not done.  Which region is worth anything (`lowtide.search`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import cast
 
 import rustworkx
 
@@ -27,6 +28,13 @@ __all__ = ["before", "connected_parts", "immediate_dominators", "leaks", "narrow
 
 def before(graph: Graph) -> Mapping[int, tuple[int, ...]]:
     """Node id -> the nodes that have to run before it; random nodes keep their program order."""
+    known = graph.memo.get(before)
+    if known is None:
+        known = graph.memo[before] = _before(graph)
+    return cast("Mapping[int, tuple[int, ...]]", known)
+
+
+def _before(graph: Graph) -> Mapping[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = dict(graph.dependencies)
     last: int | None = None
     for node in graph.nodes:

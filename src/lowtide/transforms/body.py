@@ -8,8 +8,9 @@ cut, or None), outputs (only storages that the region makes; a view that is need
 again there), and views to be made again.  `build_body` runs the region's nodes on fake tensors of the
 part's size, with integer arguments scaled, and keeps what an output needs.
 
-Invariants.  Body inputs are INPUT storages, body outputs OUTPUT ones, each alone on its storage, so that
-the body holds only what is inside.  Nodes keep their ids, values get new ones; a value that is read
+Invariants.  Body inputs are the caller's in the body's eyes (INPUT, or the role that they have outside),
+body outputs OUTPUT storages, each alone on its storage, so that the body holds only what is inside.  Nodes
+keep their ids, values get new ones, and all bodies of one Fission have the same nodes; a value that is read
 both cut and whole becomes two inputs.
 
 Not done.  The order of the body's nodes: it is program order, a schedule may change it.
@@ -142,8 +143,9 @@ class _Builder:
         if dim is not None:
             shape[dim] = shape[dim] // extent * size
         meta = TensorMeta(tuple(shape), outer.stride, outer.dtype, outer.device)
-        host = self.graph.storage_of(value).role is Role.HOST
-        storage = self.draft.storage(0 if host else meta.span_bytes, Role.HOST if host else Role.INPUT)
+        role = self.graph.storage_of(value).role
+        kept = role if role.resident or role is Role.HOST else Role.INPUT
+        storage = self.draft.storage(0 if role is Role.HOST else meta.span_bytes, kept)
         self.place[cut] = self.draft.value(meta, storage)
         return self.place[cut]
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lowtide.analysis.axis import Axis
 from lowtide.analysis.dims import Dimension, axes, dimensions
@@ -39,15 +39,18 @@ from lowtide.ir.random import is_random
 from lowtide.transforms.body import Border, border_of, build_body
 from lowtide.transforms.masks import pack_masks
 from lowtide.transforms.normalise import normalise
-from lowtide.transforms.regions import Region, regions
+from lowtide.transforms.regions import Region, nested_regions, regions
 
 __all__ = [
     "FissionCandidate",
     "IllegalFission",
     "apply",
+    "apply_inside",
     "candidates",
     "check_region",
     "even_sizes",
+    "nested_candidates",
+    "prepare",
     "regions",
 ]
 
@@ -152,21 +155,53 @@ def _edge_faults(
 # --- finding regions -----------------------------------------------------------------------------
 
 
+def prepare(graph: Graph, masks: bool = True) -> Graph:
+    """The graph whose nodes candidates name: divisible, its masks in bits."""
+    divisible = normalise(graph).graph
+    return pack_masks(divisible).graph if masks else divisible
+
+
 def candidates(graph: Graph, counts: Sequence[int] = (2, 4, 8)) -> Iterator[FissionCandidate]:
     """All maximal regions of every dimension, those of the batch first, split in each of `counts`."""
-    divisible = normalise(graph).graph
-    normal = pack_masks(divisible).graph
-    masks = normal is not divisible
-    batch = {(value, 0) for value in normal.inputs if normal.storage_of(value).role is Role.INPUT}
-    for dimension in sorted(dimensions(normal), key=lambda each: (not _holds(each, batch), -len(each.nodes))):
+    normal = prepare(graph)
+    masks = normal is not prepare(graph, masks=False)
+    for dimension, label in _named(normal):
         for region in regions(normal, dimension):
-            assignment = _assignment(normal, region)
-            legal = not check_region(normal, tuple(region), assignment)
-            extent = extent_of(assignment, tuple(region))
-            label = "batch" if _holds(dimension, batch) else str(extent)
-            for count in counts:
-                if 1 < count <= extent and legal:
-                    yield FissionCandidate(region, even_sizes(extent, count), label, masks)
+            yield from _split(normal, region, counts, label, masks)
+
+
+def nested_candidates(graph: Graph, counts: Sequence[int] = (2, 4, 8)) -> Iterator[FissionCandidate]:
+    """Regions inside the largest region of the batch, those with the most inner bytes first.
+
+    They start at one value and come back to it: late layers with the loss and their backward, the head with
+    its loss (by token, where it needs no view of batch and sequence).
+    """
+    normal = prepare(graph)
+    masks = normal is not prepare(graph, masks=False)
+    for dimension, label in _named(normal):
+        if label == "batch":
+            for largest in regions(normal, dimension)[:1]:
+                for region in nested_regions(normal, largest):
+                    yield from _split(normal, region, counts, label, masks)
+
+
+def _named(graph: Graph) -> list[tuple[Dimension, str]]:
+    """Dimensions with a label each, the batch first; without arguments of the caller, the largest is it."""
+    batch = {(value, 0) for value in graph.inputs if graph.storage_of(value).role is Role.INPUT}
+    found = [(each, "batch" if _holds(each, batch) else str(each.extent)) for each in dimensions(graph)]
+    return sorted(found, key=lambda each: (each[1] != "batch", -len(each[0].nodes)))
+
+
+def _split(
+    graph: Graph, region: Region, counts: Sequence[int], label: str, masks: bool
+) -> Iterator[FissionCandidate]:
+    assignment = _assignment(graph, region)
+    if check_region(graph, tuple(region), assignment):
+        return
+    extent = extent_of(assignment, tuple(region))
+    for count in counts:
+        if 1 < count <= extent:
+            yield FissionCandidate(region, even_sizes(extent, count), label, masks)
 
 
 def _holds(dimension: Dimension, members: set[tuple[int, int]]) -> bool:
@@ -185,9 +220,7 @@ def apply(graph: Graph, candidate: FissionCandidate) -> Edit:
 
     Raises IllegalFission if the region cannot be split so, or the parts do not sum to the whole.
     """
-    normal = normalise(graph).graph
-    if candidate.masks:
-        normal = pack_masks(normal).graph
+    normal = prepare(graph, candidate.masks)
     assignment = _assignment(normal, candidate.axes)
     if reasons := check_region(normal, candidate.nodes, assignment):
         raise IllegalFission(reasons)
@@ -201,6 +234,30 @@ def apply(graph: Graph, candidate: FissionCandidate) -> Edit:
     result = _replace(normal, candidate.nodes, border, op)
     forward = {value: None for value in graph.values if value not in result.values}
     return Edit(result, forward)
+
+
+def apply_inside(graph: Graph, number: int, candidate: FissionCandidate) -> Edit:
+    """Apply `candidate`, which names nodes of the bodies of Fission `number`, in each of those bodies.
+
+    Its sizes are for the first body; the other bodies get as many parts, as even as they can be.  Values
+    of `graph` keep their meaning.  Raises IllegalFission as `apply` does.
+    """
+    node = graph.node[number]
+    if not isinstance(node.op, Fission):
+        raise IllegalFission([f"{_name(graph, number)} is no Fission"])
+    bodies = tuple(
+        apply(body, candidate if k == 0 else _resized(body, candidate)).graph
+        for k, body in enumerate(node.op.bodies)
+    )
+    changed = replace(node, op=replace(node.op, bodies=bodies))
+    nodes = tuple(changed if each.id == number else each for each in graph.nodes)
+    return Edit(replace(graph, nodes=nodes))
+
+
+def _resized(body: Graph, candidate: FissionCandidate) -> FissionCandidate:
+    normal = prepare(body, candidate.masks)
+    extent = extent_of(_assignment(normal, candidate.axes), candidate.nodes)
+    return replace(candidate, sizes=even_sizes(extent, min(extent, len(candidate.sizes))))
 
 
 def _parts(

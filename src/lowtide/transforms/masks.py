@@ -31,6 +31,13 @@ _BITS = 8
 
 def pack_masks(graph: Graph) -> Edit:
     """Keep every mask as bits; masks keep their value ids, which `unpack` now defines."""
+    found = graph.memo.get(pack_masks)
+    if not isinstance(found, Edit):
+        found = graph.memo[pack_masks] = _pack_masks(graph)
+    return found
+
+
+def _pack_masks(graph: Graph) -> Edit:
     draft = Draft(graph)
     powers: dict[torch.dtype, int] = {}
     for node in graph.nodes:

@@ -60,6 +60,13 @@ _FILLED_LIKE: dict[str, float | None] = {
 
 def normalise(graph: Graph) -> Edit:
     """`graph` with every rewrite above applied where it matches; `graph` itself if none does."""
+    found = graph.memo.get(normalise)
+    if not isinstance(found, Edit):
+        found = graph.memo[normalise] = _normalise(graph)
+    return found
+
+
+def _normalise(graph: Graph) -> Edit:
     draft = Draft(graph)
     changed = False
     for node in graph.nodes:

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import rustworkx
+
 from lowtide.analysis.dims import Dimension, axes
 from lowtide.analysis.region import before, connected_parts
 from lowtide.ir import Graph, Node
 from lowtide.ir.graph import Role
 
-__all__ = ["Region", "regions"]
+__all__ = ["Region", "nested_regions", "regions"]
 
 Region = Mapping[int, int]
 """Node id -> position of its axis in ``axes(graph, node)``."""
@@ -76,10 +78,7 @@ def _without_counts(graph: Graph, chosen: Mapping[int, int]) -> dict[int, int]:
 
     They are cheap and known before the region starts; inside, they would part forward from backward.
     """
-    weighted = {value for value in graph.inputs if graph.storage_of(value).role is Role.PARAM}
-    for node in graph.nodes:
-        if not weighted.isdisjoint(node.inputs):
-            weighted.update(node.outputs)
+    weighted = _weighted(graph)
     outside: set[int] = set()
     needed: set[int] = set()
     for node in reversed(graph.nodes):
@@ -90,6 +89,17 @@ def _without_counts(graph: Graph, chosen: Mapping[int, int]) -> dict[int, int]:
             outside.add(node.id)
             needed.update(node.inputs)
     return {node: position for node, position in chosen.items() if node not in outside}
+
+
+def _weighted(graph: Graph) -> set[int]:
+    """The values that depend on a parameter, the parameters included; all where there is none."""
+    found = {value for value in graph.inputs if graph.storage_of(value).role is Role.PARAM}
+    if not found:
+        return set(graph.values)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found
 
 
 def _layers(graph: Graph, chosen: Mapping[int, int]) -> dict[int, int]:
@@ -166,3 +176,78 @@ def _feeds_outside(graph: Graph, number: int, inside: Collection[int]) -> bool:
         return False
     readers = {reader for value in node.outputs for reader in graph.readers[value]}
     return bool(readers) and readers.isdisjoint(inside)
+
+
+# --- regions inside a region ----------------------------------------------------------------------
+
+
+def nested_regions(graph: Graph, region: Region) -> tuple[Region, ...]:
+    """Regions inside `region` that start at one value and come back to it, largest inner bytes first.
+
+    What a node dominates depends on it alone: from the input of a layer on, all later layers, the loss, and
+    the backward of those layers (MAGIS, section 4.2).  Of a chain of dominators with much the same region,
+    the one with the least bytes at its border is kept.  Weights, masks and constants are no paths.  A region
+    must be worth it in two parts: half of its inner bytes must exceed the bytes that it reads from outside.
+    """
+    weighted = _weighted(graph)
+    flow = [number for number in region if not weighted.isdisjoint(graph.node[number].outputs)]
+    under = _dominated(graph, flow)
+    found: list[dict[int, int]] = []
+    for number in flow:
+        inside = _with_sources(graph, under[number] - {number}, region)
+        if sum(not graph.is_view(graph.node[each]) for each in inside) > 2 and len(inside) < len(region):
+            found.append({each: region[each] for each in region if each in inside})
+    found.sort(key=lambda each: (_crossing_bytes(graph, each), -len(each)))
+    kept: list[dict[int, int]] = []
+    for each in found:
+        if all(len(each.keys() & other.keys()) < 0.8 * max(len(each), len(other)) for other in kept):
+            kept.append(each)
+    worth = [each for each in kept if _inner_bytes(graph, each) > 2 * _crossing_bytes(graph, each)]
+    return tuple(sorted(worth, key=lambda each: -_inner_bytes(graph, each)))
+
+
+def _dominated(graph: Graph, flow: Sequence[int]) -> dict[int, set[int]]:
+    """Node -> itself and the nodes of `flow` that paths from the start of `flow` reach only through it."""
+    digraph = rustworkx.PyDiGraph()
+    source = digraph.add_node(None)
+    index = {number: digraph.add_node(number) for number in flow}
+    for number, k in index.items():
+        producers = {graph.producer.get(value) for value in graph.node[number].inputs} & index.keys()
+        edges = [index[each] for each in producers if each is not None] or [source]
+        digraph.add_edges_from_no_data([(each, k) for each in edges])
+    parent = rustworkx.immediate_dominators(digraph, source)
+    under = {number: {number} for number in flow}
+    for number in reversed(flow):
+        above = digraph[parent[index[number]]]
+        if above is not None:
+            under[above] |= under[number]
+    return under
+
+
+def _with_sources(graph: Graph, inside: set[int], region: Region) -> set[int]:
+    """`inside` and the nodes of `region` that only it needs: constants, unpacked masks."""
+    grown = set(inside)
+    for number in reversed(tuple(region)):
+        readers = {reader for value in graph.node[number].outputs for reader in graph.readers[value]}
+        if readers and readers <= grown:
+            grown.add(number)
+    return grown
+
+
+def _crossing_bytes(graph: Graph, region: Region) -> int:
+    """Bytes that a region reads, made outside and not the caller's."""
+    read = {graph.values[value].storage for number in region for value in graph.node[number].inputs}
+    made = {graph.values[value].storage for number in region for value in graph.node[number].outputs}
+    storages = (graph.storages[number] for number in read - made)
+    return sum(storage.nbytes for storage in storages if not storage.role.resident)
+
+
+def _inner_bytes(graph: Graph, region: Region) -> int:
+    """Bytes of what a region makes and nobody outside reads."""
+    made: dict[int, bool] = {}
+    for number in region:
+        for value in graph.node[number].outputs:
+            outside = value in graph.outputs or any(reader not in region for reader in graph.readers[value])
+            storage = graph.values[value].storage
+            made[storage] = made.get(storage, False) or outside
+    return sum(graph.storages[storage].nbytes for storage, outside in made.items() if not outside)
