@@ -24,8 +24,9 @@ from dataclasses import dataclass
 import torch
 
 from lowtide.fusion.codegen.ctext import compute_type, memory_type
-from lowtide.fusion.codegen.expr import walk
+from lowtide.fusion.codegen.expr import Expr, walk
 from lowtide.fusion.codegen.flat import Flat
+from lowtide.fusion.codegen.gemm import Gemm, operands
 from lowtide.fusion.codegen.index import Index
 from lowtide.fusion.codegen.lanes import Lanes
 from lowtide.fusion.codegen.loops import Writer, size
@@ -50,6 +51,7 @@ class Source:
     thread_bytes: int
     points: int
     uses_torch: bool
+    uses_brgemm: bool
     inplace: tuple[tuple[int, int], ...]
 
 
@@ -65,9 +67,15 @@ def emit_kernel(name: str, lowered: Lowered) -> Source:
         writer.open("")
         _emit_stage(stage, writer, spilled)
         writer.close()
-    points = max((max(stage.rows, 1) * stage.cols for stage in stages), default=0)
+    points = max((_points(stage) for stage in stages), default=0)
     text = _wrap(name, lowered.dtypes, writer, points)
-    return Source(text, writer.shared_bytes, writer.thread_bytes, points, writer.uses_torch, _inplace(stages, lowered))
+    return Source(text, writer.shared_bytes, writer.thread_bytes, points, writer.uses_torch, writer.uses_brgemm, _inplace(stages, lowered))
+
+
+def _points(stage: Stage) -> int:
+    """Size of a stage for deciding on threads; a product's by its arithmetic."""
+    deep = 1 if stage.product is None else max(stage.product.sizes[3] // 16, 1)
+    return max(stage.rows, 1) * stage.cols * deep
 
 
 def _spill(stages: Sequence[Stage], lowered: Lowered, writer: Writer) -> dict[str, str]:
@@ -75,18 +83,24 @@ def _spill(stages: Sequence[Stage], lowered: Lowered, writer: Writer) -> dict[st
     dtypes = {r.name: r for r in lowered.kernel.reductions}
     result = {}
     for stage in stages:
-        for placed in stage.placed:
-            for node in walk(placed.value):
+        for root in _roots(stage):
+            for node in walk(root):
                 leaf = node.leaf
                 if leaf is None or leaf.kind != "reduced" or leaf.source in result:
                     continue
-                if leaf.source not in stage.names or leaf.index != stage.row:
+                if not stage.holds(node):
                     result[leaf.source] = compute_type(node.dtype)
     for name, text in result.items():
         count = max(size(dtypes[name].kept), 1)
         offset = writer.share(count * 8)
         writer.line(f"{text}* const {name}_all = ({text}*)(scratch + {offset});")
     return result
+
+
+def _roots(stage: Stage) -> list[Expr]:
+    """Everything that a stage evaluates, the operands of a product included."""
+    roots = [placed.value for placed in stage.placed]
+    return roots if stage.product is None else [*roots, *operands(stage.product)]
 
 
 def _inplace(stages: Sequence[Stage], lowered: Lowered) -> tuple[tuple[int, int], ...]:
@@ -136,7 +150,9 @@ def _wrap(name: str, dtypes: Mapping[str, torch.dtype], writer: Writer, points: 
 
 
 def _emit_stage(stage: Stage, writer: Writer, spilled: Mapping[str, str]) -> None:
-    if stage.flat:
+    if stage.product is not None:
+        Gemm(stage, writer, spilled).emit()
+    elif stage.flat:
         Flat(stage, writer, spilled).emit()
     elif stage.lanes:
         Lanes(stage, writer, spilled).emit()

@@ -179,5 +179,4 @@ class Lanes(Rows):
 
     def reduced_text(self, node: Expr) -> str:
         assert node.leaf is not None
-        local = node.leaf.source in self.stage.names and node.leaf.index == self.stage.row
-        return f"{node.leaf.source}[lane]" if local else super().reduced_text(node)
+        return f"{node.leaf.source}[lane]" if self.stage.holds(node) else super().reduced_text(node)

@@ -30,7 +30,7 @@ import torch
 from lowtide.fusion.codegen.c import GRAIN, Source, emit_kernel
 from lowtide.fusion.codegen.compiler import CompileError, compile_source, find_compiler, load_library
 from lowtide.fusion.codegen.lower import lower
-from lowtide.fusion.codegen.mathlib import PREAMBLE, TORCH_SQRT
+from lowtide.fusion.codegen.mathlib import BRGEMM, PREAMBLE, TORCH_SQRT
 from lowtide.fusion.codegen.tensor import Unfusable
 from lowtide.ir.graph import Graph, Role, TensorMeta
 
@@ -143,7 +143,20 @@ def emit_source(bodies: Sequence[Graph]) -> tuple[str, list[Source], list[str]]:
         sources.append(source)
         functions.append(names[source.text])
     head = PREAMBLE + _BARRIER + (TORCH_SQRT if any(s.uses_torch for s in sources) else "")
+    head += BRGEMM if any(s.uses_brgemm for s in sources) else ""
     return "\n".join([head, *parts, ""]), sources, functions
+
+
+def _load(text: str, uses_torch: bool, uses_brgemm: bool) -> ctypes.CDLL:
+    """The library; with cblas in place of the micro-kernel if that is missing or computes something else."""
+    try:
+        library = load_library(compile_source(text, uses_torch or uses_brgemm))
+        if not uses_brgemm or library.lt_self_test() == 0:
+            return library
+    except OSError:
+        if not uses_brgemm:
+            raise
+    return load_library(compile_source("#define LT_CBLAS\n" + text, True))
 
 
 def compile_bodies(bodies: Sequence[Graph]) -> KernelLibrary | None:
@@ -156,7 +169,7 @@ def compile_bodies(bodies: Sequence[Graph]) -> KernelLibrary | None:
         return None
     text, sources, names = emit_source(bodies)
     try:
-        library = load_library(compile_source(text, any(s.uses_torch for s in sources)))
+        library = _load(text, any(s.uses_torch for s in sources), any(s.uses_brgemm for s in sources))
     except CompileError as error:
         warnings.warn(f"{error}; plans run unfused", NoCompilerWarning, stacklevel=2)
         return None

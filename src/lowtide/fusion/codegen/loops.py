@@ -32,6 +32,7 @@ class Writer:
     thread_bytes: int = 0
     counter: int = 0
     uses_torch: bool = False
+    uses_brgemm: bool = False
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)

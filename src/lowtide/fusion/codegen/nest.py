@@ -23,7 +23,7 @@ from math import prod
 
 from lowtide.fusion.codegen.expr import Expr, walk
 from lowtide.fusion.codegen.index import Index, Quotient, Remainder, Var, flatten, unflatten
-from lowtide.fusion.codegen.tensor import Kernel, Reduction, Store, Unfusable
+from lowtide.fusion.codegen.tensor import Contraction, Kernel, Reduction, Store, Unfusable
 
 __all__ = ["Item", "Placed", "Stage", "plan_stages"]
 
@@ -38,6 +38,7 @@ class Item:
     build: Callable[[tuple[Index, ...]], Expr]
     reduction: Reduction | None = None
     store: Store | None = None
+    contraction: Contraction | None = None
 
     @property
     def numel(self) -> int:
@@ -62,7 +63,10 @@ class Placed:
 
 @dataclass(eq=False)
 class Stage:
-    """``rows x cols`` points; `rows` is 0 for a flat element-wise stage of `cols` points."""
+    """``rows x cols`` points; `rows` is 0 for a flat element-wise stage of `cols` points.
+
+    A stage with a `product` computes it tile by tile and applies its stores to each tile.
+    """
 
     rows: int
     cols: int
@@ -72,6 +76,7 @@ class Stage:
     row: Index = Index()
     col: Index = Index()
     placed: tuple[Placed, ...] = ()
+    product: Contraction | None = None
 
     @property
     def flat(self) -> bool:
@@ -80,10 +85,18 @@ class Stage:
 
     @property
     def names(self) -> frozenset[str]:
-        """Reductions along a row computed here."""
+        """Reductions along a row computed here (or the product)."""
+        if self.product is not None:
+            return frozenset({self.product.name})
         return frozenset(
             item.name for item, rows, _ in self.members if item.reduction is not None and not _across(item, rows)
         )
+
+    def holds(self, node: Expr) -> bool:
+        """Whether a reference to a reduction is to this stage's own, at the point being computed."""
+        assert node.leaf is not None
+        here = self.row if self.product is None else self.row * self.cols + self.col
+        return node.leaf.source in self.names and node.leaf.index == here
 
     @property
     def lanes(self) -> bool:
@@ -110,6 +123,9 @@ class Stage:
 
 def _items(kernel: Kernel) -> Iterator[Item]:
     for reduction in kernel.reductions:
+        if isinstance(reduction, Contraction):
+            yield _product_item(kernel, reduction)
+            continue
         count = len(reduction.kept)
 
         def build(ix: tuple[Index, ...], r: Reduction = reduction, n: int = count) -> Expr:
@@ -120,6 +136,14 @@ def _items(kernel: Kernel) -> Iterator[Item]:
         yield Item(f"s{number}", store.tensor.shape, None, store.tensor.at, store=store)
 
 
+def _product_item(kernel: Kernel, product: Contraction) -> Item:
+    def build(ix: tuple[Index, ...]) -> Expr:
+        batch, m, n, k = ix
+        return kernel.builder.apply("mul", product.left(batch, m, k), product.right(batch, k, n))
+
+    return Item(product.name, product.sizes, 3, build, contraction=product)
+
+
 def plan_stages(kernel: Kernel) -> tuple[Stage, ...]:
     """Stages that compute everything the stores need, in order."""
     items = [item for item in _items(kernel) if item.store is None or item.numel]
@@ -127,7 +151,7 @@ def plan_stages(kernel: Kernel) -> tuple[Stage, ...]:
     stages: list[Stage] = []
     home: dict[str, int] = {}
     for item in items:
-        if item.reduction is None or item.name in needed:
+        if item.store is not None or item.name in needed:
             home[item.name] = _assign(item, stages, home)
     for stage in stages:
         _settle(stage)
@@ -175,6 +199,9 @@ def _assign(item: Item, stages: list[Stage], home: dict[str, int]) -> int:
 
 def _open(item: Item) -> Stage:
     axes = tuple(range(len(item.sizes)))
+    if item.contraction is not None:
+        batch, m, n, _ = item.sizes
+        return Stage(batch * m, n, product=item.contraction)
     if item.kept is None:
         return Stage(0, item.numel, [(item, (), _memory_order(item))])
     rows, cols = axes[: item.kept], axes[item.kept :]
@@ -202,6 +229,10 @@ def _fit_flat(item: Item, stage: Stage) -> tuple[tuple[int, ...], tuple[int, ...
 def _fit(item: Item, stage: Stage, local: Sequence[Index]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """How the item's axes split into the stage's rows and columns; None if they do not."""
     axes = tuple(k for k, size in enumerate(item.sizes) if size > 1)
+    if item.contraction is not None:
+        return None
+    if stage.product is not None:
+        return _fit_product(item, stage, local)
     if stage.flat:
         return None if local else _fit_flat(item, stage)
     if (item.kept is None and stage.cols <= 1):
@@ -217,12 +248,26 @@ def _fit(item: Item, stage: Stage, local: Sequence[Index]) -> tuple[tuple[int, .
     return (rows, cols) if all(place == row for place in local) else None
 
 
+def _fit_product(
+    item: Item, stage: Stage, local: Sequence[Index]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """A store that reads the product exactly where it stands, whatever order of axes it stores in."""
+    if item.store is None or item.numel != stage.rows * stage.cols or not local:
+        return None
+    order = _decode(local[0], item)
+    if order is None or any(place != local[0] for place in local):
+        return None
+    rows = _take(item, stage.rows, order)
+    fits = prod(item.sizes[k] for k in rows) == stage.rows and len(order) == sum(s > 1 for s in item.sizes)
+    return (rows, order[len(rows) :]) if fits else None
+
+
 def _row_axes(item: Item, stage: Stage, local: Sequence[Index], axes: Sequence[int]) -> tuple[int, ...] | None:
     if item.kept is not None:
         return tuple(k for k in axes if k < item.kept)
     if local:
         return _decode(local[0], item)
-    first = stage.members[0][0].reduction
+    first = stage.members[0][0].reduction if stage.members else None
     if first is not None and not first.trailing:  # its rows are the last axes
         return tuple(reversed(_take(item, stage.rows, tuple(reversed(axes)))))
     return _take(item, stage.rows, axes)
@@ -292,6 +337,8 @@ def _merge_columns(stages: list[Stage]) -> list[Stage]:
 
 
 def _can_ride(stage: Stage, host: Stage, before: Sequence[Stage]) -> bool:
+    if stage.product is not None or host.product is not None:
+        return False
     if stage.flat or host.flat or (stage.rows, stage.cols) != (host.cols, host.rows) or host.rows < 2:
         return False
     sums = all(

@@ -276,5 +276,4 @@ class Inner(Rows):
 
     def reduced_text(self, node: Expr) -> str:
         assert node.leaf is not None
-        local = node.leaf.source in self.stage.names and node.leaf.index == self.stage.row
-        return node.leaf.source if local else super().reduced_text(node)
+        return node.leaf.source if self.stage.holds(node) else super().reduced_text(node)

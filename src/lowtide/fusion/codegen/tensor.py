@@ -23,7 +23,7 @@ from lowtide.errors import LowtideError
 from lowtide.fusion.codegen.expr import Builder, Expr
 from lowtide.fusion.codegen.index import Index, flatten, unflatten
 
-__all__ = ["Kernel", "Piece", "Reduction", "Store", "Tensor", "Unfusable", "broadcast", "reshape"]
+__all__ = ["Contraction", "Kernel", "Piece", "Reduction", "Store", "Tensor", "Unfusable", "broadcast", "reshape"]
 
 At = Callable[[tuple[Index, ...]], Expr]
 
@@ -85,6 +85,21 @@ class Reduction:
 
 
 @dataclass(frozen=True, eq=False)
+class Contraction:
+    """``result[b, m, n] = sum over k of left(b, m, k) * right(b, k, n)``, float32."""
+
+    name: str
+    sizes: tuple[int, int, int, int]  # batch, m, n, k
+    left: Callable[[Index, Index, Index], Expr]
+    right: Callable[[Index, Index, Index], Expr]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Sizes of the result."""
+        return self.sizes[:3]
+
+
+@dataclass(frozen=True, eq=False)
 class Store:
     """Write all elements of `tensor` to ``buffer[offset + sum(stride * index)]`` as `dtype`."""
 
@@ -100,7 +115,7 @@ class Kernel:
     """What one kernel has to do: reductions in dependency order, stores, and the builder they share."""
 
     builder: Builder = field(default_factory=Builder)
-    reductions: list[Reduction] = field(default_factory=list)
+    reductions: list[Reduction | Contraction] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
 
     def constant(self, value: float | int | bool, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -156,8 +171,25 @@ class Kernel:
     def _mark(self, kept: Sequence[int], reduced: Sequence[int], shape: Sequence[int]) -> None:
         """Note whether the last reduction's axes come after all that it keeps."""
         wide = [k for k in kept if shape[k] > 1]
-        if wide and reduced and max(wide) > min(reduced):
-            self.reductions[-1] = replace(self.reductions[-1], trailing=False)
+        last = self.reductions[-1]
+        if isinstance(last, Reduction) and wide and reduced and max(wide) > min(reduced):
+            self.reductions[-1] = replace(last, trailing=False)
+
+    def contract(self, left: Tensor, right: Tensor) -> Tensor:
+        """The matrix product of ``[b, m, k]`` and ``[b, k, n]``, both float32."""
+        if (left.dtype, right.dtype) != (torch.float32, torch.float32):
+            raise Unfusable(f"a matrix product of {left.dtype} and {right.dtype}")
+        (batch, m, k), n = left.shape, right.shape[2]
+        if min(batch, m, n, k) < 1:
+            raise Unfusable("a matrix product without elements")
+        name = f"g{len(self.reductions)}"
+        self.reductions.append(
+            Contraction(
+                name, (batch, m, n, k), lambda b, i, j: left.at((b, i, j)), lambda b, i, j: right.at((b, i, j))
+            )
+        )
+        shape = (batch, m, n)
+        return Tensor(shape, torch.float32, lambda ix: self.builder.reduced(name, flatten(ix, shape), torch.float32))
 
     def _register(
         self,
