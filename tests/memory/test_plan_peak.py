@@ -14,7 +14,11 @@ def test_prediction_is_what_is_measured(name: str, mode: str) -> None:
     workload = load_workload(f"{TINY[name]},mode={mode}")
     plan = build_plan(capture(workload))
     measured = measure_plan(plan, workload, seconds=0.0)
-    assert measured.peak_bytes == plan.predicted_peak_bytes
+    # Threads inside SDPA's backward take some bytes, at the same time or not.
+    beside_bytes = plan.recipe.unplaced_bytes
+    assert plan.predicted_peak_bytes - beside_bytes <= measured.peak_bytes <= plan.predicted_peak_bytes
+    assert beside_bytes == 0 or name == "gpt2"
+    assert beside_bytes <= 1024
     assert measured.resident_bytes == plan.resident_bytes
     counts = plan.count_allocations(*workload.args, *workload.targets, **workload.kwargs)
     assert (counts.missed, counts.missed_bytes) == (0, 0)

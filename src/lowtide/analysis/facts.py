@@ -57,6 +57,7 @@ class OperatorFacts:
     sequence: allocator requests in order, ``(nbytes, j)``: j >= 0 becomes the storage of output j,
         j < 0 is ``temps[-1 - j]``.
     hidden_bytes: what the process's high-water mark shows beyond the allocator.
+    foreign_bytes: what other threads ask of the allocator meanwhile; it is never placed in an arena.
     """
 
     output_bytes: tuple[int, ...]
@@ -64,6 +65,7 @@ class OperatorFacts:
     temps: tuple[Temp, ...] = ()
     sequence: tuple[tuple[int, int], ...] = ()
     hidden_bytes: int = 0
+    foreign_bytes: int = 0
 
 
 Facts = Mapping[int, OperatorFacts]

@@ -283,7 +283,7 @@ def build_plan(
         order=steps,
         facts=tree,
         layout=lay_out(graph, steps, tree[()], placement),
-        unplaced_bytes=0 if hook else _unplaced_bytes(graph, tree[()], store),
+        unplaced_bytes=_foreign_bytes(tree) if hook else _unplaced_bytes(graph, tree[()], store),
         bookkeeping_bytes=_bookkeeping_bytes(program),
         moves=tuple(sorted((moves or {}).items())),
     )
@@ -293,6 +293,11 @@ def build_plan(
 def _bookkeeping_bytes(program: Program) -> int:
     _, log = record_with_profiler(program.scalars, before=program.scalars)
     return peak_bytes(log)
+
+
+def _foreign_bytes(tree: FactsTree) -> int:
+    """What threads inside one operator take: the hook serves the calling thread only."""
+    return max((one.foreign_bytes for facts in tree.values() for one in facts.values()), default=0)
 
 
 def _unplaced_bytes(graph: Graph, facts: Facts, store: ProfileStore | None) -> int:

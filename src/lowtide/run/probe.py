@@ -37,7 +37,7 @@ from lowtide.analysis.key import node_key
 from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.analysis.timeline import timeline
 from lowtide.ir.aten import tensors_of
-from lowtide.ir.graph import Graph, Node
+from lowtide.ir.graph import Graph, Node, TensorMeta
 from lowtide.ir.ops import Aten, Fission, Fused
 from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.calls import Call, out_variant, prepare_call, prepare_out_call
@@ -68,12 +68,15 @@ so on inwards."""
 How = Literal["reference", "arena"]
 Variant = Literal["out", "served", "copied"]
 
+_HELD = 1 << 30  # the release of a result that is copied: after every event of the operator
+
 
 def variant_of(op: Aten, facts: OperatorFacts) -> Variant:
     """How the arena executor runs `op`: into given outputs, served by the hook, or copied into place."""
     if any(target >= 0 for _, target in facts.sequence):
         return "served"
-    return "out" if out_variant(op.overload) is not None else "copied"
+    copied = any(temp.stop == _HELD for temp in facts.temps)
+    return "copied" if copied or out_variant(op.overload) is None else "out"
 
 
 def probe(
@@ -126,14 +129,22 @@ class _Prober:
         if not isinstance(node.op, Aten) or graph.is_view(node):
             return assumed
         key = machine_key("facts", self.how, str(self.hook is not None), node_key(graph, node))
-        known = self.store.read(key)
+        known = self._known(key)
         if known is not None:
-            return parse_facts(known)
+            return known
         measured = self._measure(graph, node)
         if measured is None:
             return assumed
         self.store.write(key, print_facts(measured))
         return measured
+
+    def _known(self, key: str) -> OperatorFacts | None:
+        """What the store has; a text of another kind is nothing."""
+        text = self.store.read(key)
+        try:
+            return parse_facts(text) if text is not None else None
+        except (ValueError, TypeError):
+            return None
 
     def _bodies(self, graph: Graph, node: Node, op: Fission) -> tuple[Graph, ...]:
         """The bodies as they run: the plain executor holds every result of a part until it is merged."""
@@ -157,10 +168,10 @@ class _Prober:
                 operands = make_operands(graph, node)
                 if self.how == "arena" and node.outputs and out_variant(node.op.overload) is not None:
                     given = self._measure_out(graph, node, operands)
-                    if self.hook is None or not _copies_inside(given):
+                    if given is not None and (self.hook is None or not _copies_inside(given)):
                         return given
                     served = self._measure_result(graph, node, operands)
-                    return min(given, served, key=lambda facts: facts.transient_bytes)
+                    return served if given is None else min(given, served, key=_transient_bytes)
                 return self._measure_result(graph, node, operands)
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
                 where = node.origin.module or "no module"
@@ -179,27 +190,31 @@ class _Prober:
         _bind(call, operands)
         result, log, hidden_bytes = self._run(call)
         results = tensors_of(result) if node.outputs else ()
-        serve = self.how == "reference" or _as_planned(graph, node, results)
-        facts = _describe(log, results) if serve else _describe(log, (), results)
-        sizes = _output_bytes(graph, node, results)
+        sizes, needed = _output_bytes(graph, node, results), _needed_bytes(graph, node)
+        if self.how == "reference" or (_as_planned(graph, node, results) and sizes == needed):
+            facts = _describe(log, results)
+        else:  # laid out otherwise, or on a storage that is too big to be kept
+            facts, sizes = _describe(log, (), results), needed
         return self._finish(node.op, replace(facts, output_bytes=sizes, hidden_bytes=hidden_bytes))
 
-    def _measure_out(self, graph: Graph, node: Node, operands: Sequence[Any]) -> OperatorFacts:
-        """The out= form, with outputs that exist before."""
+    def _measure_out(self, graph: Graph, node: Node, operands: Sequence[Any]) -> OperatorFacts | None:
+        """The out= form, with outputs that exist before; None if it moves or resizes them."""
         assert isinstance(node.op, Aten)
         variant = out_variant(node.op.overload)
         assert variant is not None
         call = prepare_out_call(node.op, variant)
         _bind(call, operands)
-        for name, out in zip(variant.names, node.outputs, strict=True):
-            meta = graph.values[out].meta
-            call.kwargs[name] = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
-        _, log, hidden_bytes = self._run(call)
-        sizes = [0] * len(node.outputs)
-        for storage, positions in fresh_outputs(graph, node).items():
-            sizes[positions[0]] = graph.storages[storage].nbytes
+        given = [_empty(graph.values[out].meta) for out in node.outputs]
+        call.kwargs.update(zip(variant.names, given, strict=True))
+        before = [_place(tensor) for tensor in given]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about resizing, which is looked at here
+            _, log, hidden_bytes = self._run(call)
+        if [_place(tensor) for tensor in given] != before:
+            return None
+        sizes = _needed_bytes(graph, node)
         facts = _describe(log, ())
-        return self._finish(node.op, replace(facts, output_bytes=tuple(sizes), hidden_bytes=hidden_bytes))
+        return self._finish(node.op, replace(facts, output_bytes=sizes, hidden_bytes=hidden_bytes))
 
     def _run(self, call: Call) -> tuple[Any, Log, int]:
         for _ in range(2):  # caches inside libraries fill
@@ -224,6 +239,19 @@ class _Prober:
 def _bind(call: Call, operands: Sequence[Any]) -> None:
     for index, operand in enumerate(operands):
         call.bind(index, operand)
+
+
+def _empty(meta: TensorMeta) -> Tensor:
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """What an out= form must leave as it was."""
+    return tensor.data_ptr(), tensor.untyped_storage().nbytes(), tensor.shape, tensor.stride()
+
+
+def _transient_bytes(facts: OperatorFacts) -> int:
+    return facts.transient_bytes
 
 
 def _copies_inside(facts: OperatorFacts) -> bool:
@@ -252,6 +280,15 @@ def _output_bytes(graph: Graph, node: Node, results: Sequence[Tensor]) -> tuple[
     )
 
 
+def _needed_bytes(graph: Graph, node: Node) -> tuple[int, ...]:
+    """What the values on each fresh output's storage need."""
+    sizes = [0] * len(node.outputs)
+    for storage, positions in fresh_outputs(graph, node).items():
+        for position in positions:
+            sizes[position] = graph.storages[storage].nbytes
+    return tuple(sizes)
+
+
 def _describe(log: Log, results: Sequence[Tensor], dropped: Sequence[Tensor] = ()) -> OperatorFacts:
     """Temporaries and the request sequence; blocks behind `results` are outputs.
 
@@ -263,7 +300,6 @@ def _describe(log: Log, results: Sequence[Tensor], dropped: Sequence[Tensor] = (
         backing.setdefault(result.untyped_storage().data_ptr(), position)
     passing = {result.untyped_storage().data_ptr() for result in dropped}
     blocks = blocks_of(log)
-    stop = 2 * len(blocks) + 1
     temps: list[Temp] = []
     sequence: list[tuple[int, int]] = []
     for block in blocks:
@@ -272,28 +308,30 @@ def _describe(log: Log, results: Sequence[Tensor], dropped: Sequence[Tensor] = (
         elif block.stop is None and block.address not in passing:
             break
         else:
-            temps.append(_temp_of(block, stop))
+            temps.append(_temp_of(block))
             sequence.append((block.nbytes, -len(temps)))
-    return OperatorFacts((), peak_bytes(log), tuple(temps), tuple(sequence))
+    return OperatorFacts((), peak_bytes(log), tuple(temps), tuple(sequence), foreign_bytes=log.foreign_bytes)
 
 
-def _temp_of(block: Block, stop: int) -> Temp:
-    return Temp(block.nbytes, block.start, stop if block.stop is None else block.stop)
+def _temp_of(block: Block) -> Temp:
+    return Temp(block.nbytes, block.start, _HELD if block.stop is None else block.stop)
 
 
 def print_facts(facts: OperatorFacts) -> str:
     """Facts as text, for the profile store and saved plans."""
     temps = [[temp.nbytes, temp.start, temp.stop] for temp in facts.temps]
-    return json.dumps([facts.output_bytes, facts.transient_bytes, temps, facts.sequence, facts.hidden_bytes])
+    beside = [facts.hidden_bytes, facts.foreign_bytes]
+    return json.dumps([facts.output_bytes, facts.transient_bytes, temps, facts.sequence, *beside])
 
 
 def parse_facts(text: str) -> OperatorFacts:
     """The inverse of `print_facts`; raises ValueError or TypeError for another text."""
-    outputs, transient_bytes, temps, sequence, hidden_bytes = json.loads(text)
+    outputs, transient_bytes, temps, sequence, hidden_bytes, foreign_bytes = json.loads(text)
     return OperatorFacts(
         output_bytes=tuple(outputs),
         transient_bytes=transient_bytes,
         temps=tuple(Temp(*temp) for temp in temps),
         sequence=tuple((nbytes, target) for nbytes, target in sequence),
         hidden_bytes=hidden_bytes,
+        foreign_bytes=foreign_bytes,
     )

@@ -10,6 +10,7 @@ from tests.unit.run import graphs
 from lowtide.analysis.facts import workspace_bytes
 from lowtide.ir.text import parse_graph
 from lowtide.run import probe as probing
+from lowtide.run.calls import out_variant
 from lowtide.run.probe import probe, probe_tree, variant_of
 from lowtide.run.store import ProfileStore
 
@@ -23,7 +24,23 @@ def test_storage_larger_than_the_result_is_seen() -> None:
     assert reference.output_bytes == (64 * 64 * 4,)
     assert reference.transient_bytes >= 2 * 64 * 64 * 4
     arena = probe(graph, "arena", store=ProfileStore(None))[node.id]
-    assert arena.output_bytes == (4,)
+    assert arena.output_bytes == (4,)  # the big storage is a temporary, the number is copied out of it
+    assert variant_of(node.op, arena) == "copied"  # type: ignore[arg-type]
+
+
+def test_out_form_that_resizes_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = parse_graph(
+        "input %0: f32[64,64]\ninput %1: f32[64,64]\n%2: f32[] = aten.mse_loss.default(%0, %1)\nreturn %2\n"
+    )
+    monkeypatch.setattr("lowtide.run.calls._RESIZING", frozenset())
+    out_variant.cache_clear()
+    try:
+        assert out_variant("aten.mse_loss.default") is not None
+        facts = probe(graph, "arena", store=ProfileStore(None))[2]
+        assert variant_of(graph.nodes[0].op, facts) == "copied"  # type: ignore[arg-type]
+        assert facts.output_bytes == (4,)
+    finally:
+        out_variant.cache_clear()
 
 
 def test_sequence_names_outputs_and_temporaries() -> None:
