@@ -103,7 +103,7 @@ def data_of_outcome(outcome: Outcome) -> ReportData:
         eager_holders=before.holders,
         plan_holders=after.holders,
         moves=_moves(outcome),
-        floor=_explained(plan.graph, plan.facts, outcome.floor_bytes, outcome.floor_node),
+        floor=_explained(graph, estimator.facts(graph), outcome.floor_bytes, outcome.floor_node),
         search=_search(outcome),
         points=_points(outcome),
         command=_command(outcome),
