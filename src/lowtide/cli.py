@@ -1,4 +1,4 @@
-"""The command line: `lowtide optimize | measure | workloads`, and later `explore | run | explain`.
+"""The command line: `lowtide optimize | explore | measure | run | explain | workloads`.
 
 Problem.  A user types; every mistake has to end in one clear line on standard error and the documented
 status, never in a traceback.
@@ -24,8 +24,20 @@ from lowtide import __version__
 from lowtide.errors import Infeasible, LowtideError, UsageError
 from lowtide.terminal import engine
 from lowtide.terminal.progress import show_progress
-from lowtide.terminal.record import check_writable, measurement_record, outcome_record, write_record
-from lowtide.terminal.tables import limit_line, print_measurement, print_outcome, print_workloads
+from lowtide.terminal.record import (
+    check_writable,
+    frontier_record,
+    measurement_record,
+    outcome_record,
+    write_record,
+)
+from lowtide.terminal.tables import (
+    limit_line,
+    print_frontier,
+    print_measurement,
+    print_outcome,
+    print_workloads,
+)
 from lowtide.units import parse_latency, parse_memory
 
 __all__ = ["app", "main", "run_command"]
@@ -137,7 +149,7 @@ def optimize(
     )
 
 
-@app.command(hidden=True)  # until the library has it
+@app.command()
 def explore(
     workload: WorkloadText,
     seconds: Seconds = 60.0,
@@ -148,6 +160,8 @@ def explore(
 ) -> None:
     """Search the whole trade-off between memory and latency.
 
+    The report shows the frontier and, as its example, the smallest plan within 1.1x of eager's latency.
+
     Example:
 
         lowtide explore unet:batch=8,size=128 --seconds 60 --report frontier.html
@@ -156,7 +170,12 @@ def explore(
     check_writable({"--report": report, "--json": json})
     built = engine.load_workload(workload)
     with show_progress(Console(stderr=True)) as on_progress:
-        engine.explore(built, seconds=seconds, seed=seed, device=device, on_progress=on_progress)
+        frontier = engine.explore(built, seconds=seconds, seed=seed, device=device, on_progress=on_progress)
+    if json is not None:
+        write_record(json, frontier_record(workload, frontier))
+    print_frontier(Console(), workload, frontier)
+    if report is not None:
+        engine.write_report(frontier.pick_outcome(latency="1.1x"), report)
 
 
 @app.command()
@@ -174,7 +193,7 @@ def measure(workload: WorkloadText, json: JsonFile = None) -> None:
     print_measurement(Console(), workload, measurement)
 
 
-@app.command(hidden=True)  # until the library has it
+@app.command()
 def run(
     plan: PlanFile,
     workload: WorkloadText,
@@ -199,7 +218,7 @@ def run(
     print_outcome(Console(), workload, outcome)
 
 
-@app.command(hidden=True)  # until the library has it
+@app.command()
 def explain(plan: PlanFile) -> None:
     """Tell what a saved plan does: its recipe, who is alive at the peak, the floor.
 

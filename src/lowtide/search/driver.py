@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -30,6 +31,8 @@ from lowtide.units import MemoryLimit, parse_latency, parse_memory
 from lowtide.workload import Workload
 
 __all__ = ["Frontier", "explore", "optimize"]
+
+AnyFrontier = TypeVar("AnyFrontier", bound="Frontier")
 
 
 def optimize(
@@ -68,14 +71,17 @@ def explore(
     threads: int | None = None,
     device: str | None = None,
     on_progress: OnProgress | None = None,
-    kind: type[AnyFrontier] | None = None,
+    kind: type[AnyFrontier],
 ) -> AnyFrontier:
-    """The whole memory/latency trade-off of a captured program (or a workload) in one search."""
+    """The whole memory/latency trade-off of a captured program (or a workload) in one search.
+
+    `kind` is the class of the result: `Frontier`, or one that offers more.
+    """
     with _threads(threads):
         clock = _Clock(seconds, on_progress)
         clock.enter("capture")
         known = program if isinstance(program, Program) else capture(program)
-        frontier = (kind or Frontier)(_setting(known, clock, seed, device), clock)
+        frontier = kind(_setting(known, clock, seed, device), clock)
         frontier.trace()
         return frontier
 
@@ -193,7 +199,6 @@ class Frontier:
         return keep_promise(self.setting, limit, self._explorer, self._clock.enter, self._took_s)
 
     def _explore(self, goal: Goal) -> None:
-        self._clock.enter("search")
         above = self.setting.floor.total_bytes - self.setting.resident_bytes
         self._explorer = Explorer(
             self.setting.graph,
@@ -204,11 +209,11 @@ class Frontier:
             self._clock.halted,
             self._observe,
         )
+        self._explorer.prepare()
+        self._clock.enter("search")
         try:
             self._explorer.run()
         except KeyboardInterrupt:
-            if not self._explorer.bases:
-                raise
             self._explorer.stop_reason = "interrupted"
         self._took_s = self._clock.searched_s()
 

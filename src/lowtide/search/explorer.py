@@ -75,9 +75,18 @@ class Explorer:
         """Judged states so far, over all bases."""
         return sum(base.states for base in self.bases)
 
+    def prepare(self) -> None:
+        """Open the first base: order, mirror, and whatever has to be compiled or measured for it."""
+        if not self.bases:
+            whole = open_base("whole", self.graph, (), self.estimator, self.seed)
+            assert whole is not None
+            self.bases.append(whole)
+
     def run(self) -> None:
         """Search until the goal cannot be bettered in the time given."""
-        self._open("whole", ())
+        self.prepare()
+        self.started = time.monotonic()
+        self._trace(self.bases[0])
         for candidate in large_splits(self.graph):
             if not self._stopped():
                 self._open(f"{candidate.label} / {len(candidate.sizes)}", (candidate,))
@@ -90,6 +99,7 @@ class Explorer:
     def _open(self, label: str, candidates: tuple[FissionCandidate, ...]) -> Base | None:
         base = open_base(label, self.graph, candidates, self.estimator, self.seed)
         if base is not None:
+            self.bases.append(base)
             self._trace(base)
         return base
 
@@ -112,7 +122,7 @@ class Explorer:
     def _in_the_way(
         self, normal: Graph, base: Base, target: int, splits: dict[int, FissionCandidate]
     ) -> dict[int, FissionCandidate]:
-        """Splits of operators that run while the target is exceeded: in 4, what is split already in twice as many."""
+        """Splits of operators that run while the target is exceeded: in 4, then in twice as many."""
         sources = {fission.id: node for node, fission in zip(splits, _new_nodes(base, splits), strict=True)}
         found: dict[int, FissionCandidate] = {}
         for crowded in base.crowded(target):
@@ -124,7 +134,6 @@ class Explorer:
         return found
 
     def _trace(self, base: Base) -> None:
-        self.bases.append(base)
         target = self.goal.target_bytes
         floor = self.floor_bytes if target is None else max(self.floor_bytes, target * 9 // 10)
         base.sweep(floor, self._stopped)

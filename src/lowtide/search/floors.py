@@ -32,7 +32,8 @@ class Floor:
     def explanation(self) -> str:
         """``resident 2.1 GiB + largest step 1.3 GiB, at decoder.up.3 (aten.convolution)``."""
         step = self.total_bytes - self.resident_bytes
-        return f"resident {format_bytes(self.resident_bytes)} + largest step {format_bytes(step)}, at {self.node}"
+        resident = format_bytes(self.resident_bytes)
+        return f"resident {resident} + largest step {format_bytes(step)}, at {self.node}"
 
     def reached_by(self, plan: Plan) -> Floor:
         """The least peak that a plan reached, at that plan's peak node: no smaller plan is known."""

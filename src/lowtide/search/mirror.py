@@ -290,7 +290,6 @@ def _evaluate(  # type: ignore[no-untyped-def]
         node = steps[k]
         live[k] += workspace[node]
         behind = copy[k] or late[node]
-        shift = total if copy[k] else 0
         for p in range(reuse_start[node], reuse_start[node + 1]):
             storage = reuse_in[p]
             inst = storage + (total if chosen[storage] and behind else 0)

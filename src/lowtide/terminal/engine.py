@@ -5,17 +5,13 @@ The heavy parts are imported when a command needs them, so that `--help` and a t
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from lowtide.errors import UsageError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lowtide.run.measure import Measurement
+    from lowtide.search.driver import Frontier
     from lowtide.search.outcome import OnProgress, Outcome
     from lowtide.workload import Workload
 
@@ -89,29 +85,25 @@ def write_report(outcome: Outcome, path: Path) -> None:
     write(outcome, path)
 
 
-def explore(workload: Workload, **options: Any) -> Any:
+def explore(
+    workload: Workload, *, seconds: float, seed: int, device: str | None, on_progress: OnProgress
+) -> Frontier:
     """The frontier of a workload."""
-    return _find("lowtide.search.driver", "explore", "explore")(workload, **options)
+    from lowtide.search.driver import Frontier, explore
+
+    return explore(workload, seconds, seed, device=device, on_progress=on_progress, kind=Frontier)
 
 
-def run_plan(file: Path, workload: Workload, *, steps: int, trace: Path | None) -> Any:
+def run_plan(file: Path, workload: Workload, *, steps: int, trace: Path | None) -> Outcome:
     """Load a plan for a workload, run it, measure it beside eager."""
-    return _find("lowtide.run.saved", "run_saved", "run")(file, workload, steps=steps, trace=trace)
+    from lowtide.search.replay import run_saved
+
+    return run_saved(file, workload, steps=steps, trace=trace)
 
 
 def explain(file: Path) -> str:
     """What a saved plan does, without its model."""
-    return str(_find("lowtide.run.saved", "explain_saved", "explain")(file))
+    from lowtide.report import explain
+    from lowtide.run.saved import inspect_plan
 
-
-def _find(module: str, name: str, command: str) -> Callable[..., Any]:
-    """A function that this version may not have yet."""
-    missing = UsageError(
-        f"`lowtide {command}` is not part of this version yet", remedy="see `lowtide --help`"
-    )
-    if importlib.util.find_spec(module) is None:
-        raise missing
-    function = getattr(importlib.import_module(module), name, None)
-    if function is None:
-        raise missing
-    return function  # type: ignore[no-any-return]
+    return explain(inspect_plan(file))

@@ -14,9 +14,17 @@ from lowtide.errors import UsageError
 
 if TYPE_CHECKING:
     from lowtide.run.measure import Measurement
+    from lowtide.search.driver import Frontier
     from lowtide.search.outcome import Outcome
 
-__all__ = ["MOVES", "check_writable", "measurement_record", "outcome_record", "write_record"]
+__all__ = [
+    "MOVES",
+    "check_writable",
+    "frontier_record",
+    "measurement_record",
+    "outcome_record",
+    "write_record",
+]
 
 MOVES = ("fission", "remat", "swap", "fuse", "rewrite")
 
@@ -54,6 +62,16 @@ def outcome_record(workload: str, outcome: Outcome) -> dict[str, object]:
             "stop_reason": outcome.search.stop_reason,
         },
         "moves": {kind: outcome.count(kind) for kind in MOVES},
+    }
+
+
+def frontier_record(workload: str, frontier: Frontier) -> dict[str, object]:
+    """The record of `lowtide explore`: predicted points by rising time."""
+    return {
+        "workload": workload,
+        "device": "cpu",
+        "eager": measurement_record(frontier.setting.eager),
+        "points": [{"peak_bytes": peak, "latency_s": seconds} for peak, seconds in frontier.points],
     }
 
 

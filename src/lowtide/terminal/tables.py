@@ -12,9 +12,10 @@ from lowtide.units import format_bytes, format_percent, format_ratio, format_sec
 
 if TYPE_CHECKING:
     from lowtide.run.measure import Measurement
+    from lowtide.search.driver import Frontier
     from lowtide.search.outcome import Limit, Outcome
 
-__all__ = ["limit_line", "print_measurement", "print_outcome", "print_workloads"]
+__all__ = ["limit_line", "print_frontier", "print_measurement", "print_outcome", "print_workloads"]
 
 NOTHING = "-"
 HOW_TO_NAME = """\
@@ -82,6 +83,27 @@ def limit_line(limit: Limit) -> str:
     if limit.latency_ratio is not None:
         return f"latency at most {format_ratio(limit.latency_ratio)} eager's"
     return "none given"
+
+
+MOST_ROWS = 16
+
+
+def print_frontier(console: Console, workload: str, frontier: Frontier) -> None:
+    """At most `MOST_ROWS` points, evenly spread: predicted peak and time, and both in proportion."""
+    points = frontier.points
+    eager = frontier.setting.eager
+    table = Table(title=f"{workload}: predicted", title_justify="left")
+    for heading in ("peak", "of eager's", "above start", "latency", "of the fastest"):
+        table.add_column(heading, justify="right")
+    stride = -(-len(points) // MOST_ROWS) or 1
+    fastest = points[0][1] if points else 1.0
+    for peak, seconds in dict.fromkeys((*points[::stride], *points[-1:])):
+        above = format_bytes(peak - eager.resident_bytes)
+        share = format_percent(peak / eager.peak_bytes)
+        table.add_row(
+            format_bytes(peak), share, above, format_seconds(seconds), format_ratio(seconds / fastest)
+        )
+    console.print(table)
 
 
 def print_measurement(console: Console, workload: str, measurement: Measurement) -> None:

@@ -1,0 +1,59 @@
+"""Running a saved plan on its workload: load, verify, measure, compare with eager.
+
+Not done here: searching; a plan for another workload is refused by `run.saved`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from lowtide.errors import LowtideError, UsageError
+from lowtide.run.measure import measure_eager, measure_pairs, measure_plan, plan_step
+from lowtide.run.plan import Plan
+from lowtide.run.saved import load_for
+from lowtide.run.verify import verify
+from lowtide.search.floors import floor_of
+from lowtide.search.outcome import Limit, Outcome, SearchRecord
+from lowtide.workload import Workload
+
+__all__ = ["run_saved"]
+
+
+def run_saved(path: Path, workload: Workload, *, steps: int = 1, trace: Path | None = None) -> Outcome:
+    """Load the plan in `path`, compare one step with eager, measure both, then run `steps` steps.
+
+    Raises PlanFileError, CaptureError, and LowtideError if the plan's numbers are not eager's.
+    """
+    if trace is not None:
+        raise UsageError("--trace is not part of this version yet", remedy="leave it out")
+    plan: Plan = load_for(path, workload, Plan)
+    verdict = verify(plan.program, plan)
+    if not verdict.passed:
+        raise LowtideError(f"the plan in {path} does not give eager's numbers: {verdict.explain()}")
+    eager = measure_eager(workload)
+    measured = measure_plan(plan, workload)
+    pairs = measure_pairs(plan, workload)
+    step = plan_step(plan, workload)
+    for _ in range(steps):
+        step()
+    floor = floor_of(plan.graph, plan.facts)
+    return Outcome(
+        plan=plan,
+        limit=Limit(),
+        met=measured.peak_bytes <= plan.predicted_peak_bytes,
+        verified=verdict.against,
+        eager=eager,
+        measured=measured,
+        latency_ratio=pairs.ratio,
+        noise=pairs.eager_half_width,
+        predicted_peak_bytes=plan.predicted_peak_bytes,
+        predicted_latency_s=measured.latency_s,
+        max_rel_error=verdict.max_rel_error,
+        bit_equal=verdict.bit_equal,
+        floor_bytes=floor.total_bytes,
+        floor_node=floor.node,
+        search=SearchRecord(0.0, 0, "loaded"),
+        settings={"threads": torch.get_num_threads()},
+    )
