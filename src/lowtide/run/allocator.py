@@ -42,7 +42,6 @@ T = TypeVar("T")
 
 _COMPILERS = ("g++", "c++", "clang++")
 _COMPILE_LIMIT_S = 120.0
-_MOST_REQUESTS = 64  # per step: one bit each in a word of the hook
 
 
 class HookUnavailable(RuntimeError):
@@ -61,14 +60,12 @@ class Event:
 class Request:
     """Where one request of a step is to be answered: `offset` bytes into `slot` (0: the arena).
 
-    `conflicts` are the positions of earlier requests of the same step that overlap it and have to be
-    released by then; `temporary` says that it is released before the step ends.
+    `temporary` says that it is released before the step ends.
     """
 
     nbytes: int
     offset: int
     slot: int = 0
-    conflicts: tuple[int, ...] = ()
     temporary: bool = False
 
 
@@ -82,11 +79,9 @@ class Table:
     def __init__(self, library: ctypes.CDLL, steps: Sequence[Sequence[Request]], slots: int) -> None:
         first, entries = [0, 0], list[int]()
         for requests in steps:
-            for request in requests[:_MOST_REQUESTS]:
-                conflicts = sum(1 << bit for bit in request.conflicts)
-                conflicts -= (conflicts >> 63) << 64  # as a signed word
-                entries += (request.offset, request.nbytes, conflicts, request.slot, request.temporary)
-            first.append(len(entries) // 5)
+            for request in requests:
+                entries += (request.offset, request.nbytes, request.slot, request.temporary)
+            first.append(len(entries) // 4)
         self._library = library
         self._handle = library.lt_table_new(
             len(first) - 1,

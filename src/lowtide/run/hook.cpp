@@ -10,10 +10,10 @@
 //   serve   a Table is entered; requests of the current step are answered in the recorded order.
 // The current step is one word per table that the executor writes before each operator.
 //
-// Why a wrong answer is impossible.  A request is served only while the step's whole history equals
-// the recorded one: the same sizes in the same order, and every earlier block that shares an address
-// with it (`conflicts`) already released.  At the first difference the rest of the step goes to the
-// base allocator.  The executor compares addresses afterwards and copies what landed elsewhere.
+// Why a wrong answer is impossible.  A request is served only while the step's requests equal the
+// recorded ones, the same sizes in the same order, and only at an address that no block served before
+// in this step still holds.  At the first difference the rest of the step goes to the base allocator.
+// The executor compares addresses afterwards and copies what landed elsewhere.
 //
 // Lifetime.  An arena is a block that counts the data pointers into it (the tensor that was made of
 // the whole block is one of them); the last release returns it, whoever held it.  Output slots are
@@ -24,6 +24,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <vector>
 
@@ -36,11 +37,16 @@ struct Arena {
 };
 
 struct Request {
-  int64_t offset;      // bytes from the base of `slot`
+  int64_t offset;  // bytes from the base of `slot`
   int64_t nbytes;
-  uint64_t conflicts;  // earlier requests of the step that must have been released, one bit each
-  int32_t slot;        // 0 the arena, then the output slots
-  int32_t temporary;   // 1: has to be released before the step ends
+  int64_t slot;       // 0 the arena, then the output slots
+  int64_t temporary;  // 1: has to be released before the step ends
+};
+
+struct Held {
+  char* low;
+  char* high;
+  bool temporary;
 };
 
 struct Slot {
@@ -67,7 +73,7 @@ struct Thread {
   Table* table = nullptr;
   int64_t step = 0;
   int64_t next = 0, end = 0;
-  uint64_t live = 0;
+  std::vector<Held> held;  // served in this step and not released
   std::vector<Event>* log = nullptr;
   bool make_arena = false;
 };
@@ -99,24 +105,27 @@ void drop_reference(Arena* arena) {
 void follow_step() {
   Table& table = *here.table;
   if (here.step == table.step) return;
-  for (int64_t i = table.first[here.step]; here.live; ++i, here.live >>= 1)
-    if ((here.live & 1) && table.requests[i].temporary) table.kept_step = here.step;
+  for (const Held& block : here.held)
+    if (block.temporary) table.kept_step = here.step;
+  here.held.clear();
   here.step = table.step;
   here.next = table.first[here.step];
   here.end = table.first[here.step + 1];
 }
 
-// Note that a served block came back; the latest request at that address is the one.
+// Note that a served block came back; at one address the latest is meant.
 void note_release(const void* p) {
-  Table& table = *here.table;
-  for (int64_t i = here.next - 1, first = table.first[here.step]; i >= first; --i) {
-    const uint64_t bit = uint64_t{1} << (i - first);
-    const Request& request = table.requests[i];
-    if ((here.live & bit) && table.slots[request.slot].low + request.offset == p) {
-      here.live &= ~bit;
+  for (auto block = here.held.rbegin(); block != here.held.rend(); ++block)
+    if (block->low == p) {
+      here.held.erase(std::next(block).base());
       return;
     }
-  }
+}
+
+bool is_held(const char* low, const char* high) {
+  for (const Held& block : here.held)
+    if (low < block.high && block.low < high) return true;
+  return false;
 }
 
 bool in_output_slot(const void* p) {
@@ -153,14 +162,14 @@ void* serve(size_t n, c10::DeleterFnPtr* deleter) {
   follow_step();
   if (here.next < here.end) {
     const Request& wanted = table.requests[here.next];
-    const int64_t bit = here.next - table.first[here.step];
-    if (wanted.nbytes == static_cast<int64_t>(n) && bit < 64 && !(wanted.conflicts & here.live)) {
+    char* low = table.slots[wanted.slot].low + wanted.offset;
+    if (wanted.nbytes == static_cast<int64_t>(n) && !is_held(low, low + n)) {
       ++here.next;
-      here.live |= uint64_t{1} << bit;
       ++table.served;
+      here.held.push_back({low, low + n, wanted.temporary != 0});
       *deleter = wanted.slot == 0 ? &release_served : &release_output;
       if (wanted.slot == 0) table.arena->references.fetch_add(1, std::memory_order_relaxed);
-      return table.slots[wanted.slot].low + wanted.offset;
+      return low;
     }
     here.next = here.end;
   }
@@ -263,14 +272,13 @@ void lt_record_take(int64_t* events) {
   here.log = nullptr;
 }
 
-// `requests` has five entries each: offset, nbytes, conflicts, slot, temporary; step s owns those from
-// first[s] to first[s + 1]; step 0 owns none.
+// `requests` has four entries each: offset, nbytes, slot, temporary; step s owns those from first[s] to
+// first[s + 1]; step 0 owns none.
 Table* lt_table_new(int64_t steps, const int64_t* first, const int64_t* requests, int64_t slots) {
   Table* table = new Table();
   table->first.assign(first, first + steps + 1);
-  for (int64_t i = 0; i < first[steps]; ++i, requests += 5)
-    table->requests.push_back({requests[0], requests[1], static_cast<uint64_t>(requests[2]),
-                               static_cast<int32_t>(requests[3]), static_cast<int32_t>(requests[4])});
+  for (int64_t i = 0; i < first[steps]; ++i, requests += 4)
+    table->requests.push_back({requests[0], requests[1], requests[2], requests[3]});
   table->slots.resize(slots);
   table->misses.assign(steps, 0);
   return table;
@@ -299,7 +307,7 @@ Table* lt_enter(Table* table, const int64_t* slots) {
   here.table = table;
   here.step = 0;
   here.next = here.end = 0;
-  here.live = 0;
+  here.held.clear();
   return before;
 }
 
@@ -309,7 +317,7 @@ void lt_leave(Table* before) {
   here.table = before;
   here.step = 0;
   here.next = here.end = 0;
-  here.live = 0;
+  here.held.clear();
 }
 
 }  // extern "C"

@@ -118,13 +118,5 @@ def plan_requests(
     for nbytes, target in facts.sequence:
         region, inside = (target, 0) if target >= 0 else packing.places[-1 - target]
         slot, start = (0, workspace) if region == _WORKSPACE else outputs[region]
-        offset = start + inside
-        conflicts = tuple(
-            position
-            for position, earlier in enumerate(planned)
-            if earlier.slot == slot
-            and earlier.offset < offset + nbytes
-            and offset < earlier.offset + earlier.nbytes
-        )
-        planned.append(Request(nbytes, offset, slot, conflicts, temporary=target < 0))
+        planned.append(Request(nbytes, start + inside, slot, temporary=target < 0))
     return tuple(planned)

@@ -87,7 +87,7 @@ def test_first_difference_ends_serving_for_the_step(hook: Hook) -> None:
 
 def test_shared_address_waits_for_the_release(hook: Hook) -> None:
     arena = hook.new_arena(KIB)
-    plan = [Request(64, 0), Request(64, 0, conflicts=(0,))]
+    plan = [Request(64, 0), Request(64, 0)]
     table = hook.new_table([plan, plan])
     token = table.enter(_slots(arena))
     try:

@@ -37,9 +37,9 @@ def test_output_that_may_lie_over_an_input_hosts_nothing() -> None:
     assert pack_temps(ADD, facts).places == ((-1, 0),)
 
 
-def test_requests_name_their_conflicts() -> None:
+def test_requests_lie_in_workspace_and_slots() -> None:
     facts = OperatorFacts((512,), 0, (Temp(512, 0, 1), Temp(64, 3, 4)), ((512, -1), (512, 0), (64, -2)))
     first, output, last = plan_requests(CONV, facts, workspace=4096, outputs=[(2, 128)])
-    assert (first.slot, first.offset, first.temporary) == (2, 128, True)
-    assert (output.slot, output.offset, output.conflicts, output.temporary) == (2, 128, (0,), False)
-    assert (last.slot, last.offset, last.conflicts) == (0, 4096, ())
+    assert (first.nbytes, first.slot, first.offset, first.temporary) == (512, 2, 128, True)
+    assert (output.nbytes, output.slot, output.offset, output.temporary) == (512, 2, 128, False)
+    assert (last.nbytes, last.slot, last.offset, last.temporary) == (64, 0, 4096, True)
