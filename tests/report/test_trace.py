@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lowtide.analysis.facts import OperatorFacts, assumed_facts
+from lowtide.analysis.lifetime import lifetimes
 from lowtide.ir.graph import Graph
 from lowtide.ir.ops import Aten, Fission, Fused
 from lowtide.ir.parser import parse_graph
@@ -57,6 +58,22 @@ def test_blocks_tell_what_they_are_for() -> None:
         ("aten.exp.default", "recomputed", 4, 6),
     ]
     assert [block.offset_bytes for block in found] == [0, 1024, 2048, 3072, 1024]
+
+
+def test_statistics_updated_in_the_forward_do_not_begin_the_backward() -> None:
+    text = STEP.replace(
+        "%3: f32[256]",
+        "input %9: f32[256] buffer\nn90: aten.copy_.default(%9!, %2)  # enc model.py:3\n%3: f32[256]",
+    )
+    lines = text.strip().splitlines()
+    lines.sort(key=lambda line: not line.startswith("input"))
+    graph = parse_graph("\n".join(lines) + "\n")
+    order = [node.id for node in graph]
+    offsets = {buffer.id: 0 for buffer in lifetimes(graph, order, assumed_facts(graph))}
+    found = trace(graph, order, {(): assumed_facts(graph)}, offsets=offsets)
+    assert [step.phase for step in found.curve.steps][:3] == ["forward", "update", "forward"]
+    kinds = [block.kind for block in found.blocks if block.kind != "output"]
+    assert kinds == ["saved", "saved", "saved", "backward", "recomputed"]
 
 
 def test_holders_are_who_is_alive_at_the_peak() -> None:

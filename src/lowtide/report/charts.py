@@ -109,7 +109,7 @@ def draw_timeline(data: ReportData, axis: Axis) -> Timeline:
     curves = (data.eager_curve, data.plan_curve)
     highest = max([curve.peak_bytes for curve in curves] + [data.limit.memory_bytes or 0, 1])
     ticks = byte_ticks(0, highest)
-    top = max(ticks[-1], round(1.06 * highest))
+    top = max(ticks[-1], round(1.12 * highest))
     eager, plan = (
         _corners(curve, edges, top) for curve, edges in zip(curves, (axis.eager, axis.plan), strict=True)
     )

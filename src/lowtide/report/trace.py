@@ -244,7 +244,9 @@ class _Kinds:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.late = [_phase(node) not in EARLY for node in nodes]
-        self.first_late = next((k for k, late in enumerate(self.late) if late), len(nodes))
+        # Running statistics are updated in the middle of the forward: they do not begin the backward.
+        begins = (k for k, node in enumerate(nodes) if _phase(node) == "backward" and node.inputs)
+        self.first_late = next(begins, len(nodes))
 
     def of(self, buffer: Buffer) -> str:
         """saved, forward, recomputed, backward, workspace or output."""
