@@ -87,6 +87,7 @@ def test_weight_gradients_accumulate_without_a_temporary() -> None:
     graph = fission.apply(program.graph, largest(program, 2)).graph
     ways = deliveries(graph, _fission(graph))
     assert ways.count("accumulate") >= 4  # qkv and projection of two layers
+    assert ways.count("terms") == 1  # the tied weight: embedding and head
     assert "copy" not in ways
 
 

@@ -24,10 +24,19 @@ from functools import lru_cache
 from lowtide.analysis.axis import Axis, axis_of, describe_call
 from lowtide.analysis.axis_rules import rule_of
 from lowtide.ir.graph import Graph, Node, TensorMeta
-from lowtide.ir.ops import Aten
+from lowtide.ir.ops import Aten, Merge
 from lowtide.ir.random import is_random
 
-__all__ = ["Dimension", "axes", "axes_of", "dimensions", "opaque_operators"]
+__all__ = [
+    "SUM_OF_SUMS",
+    "Dimension",
+    "axes",
+    "axes_of",
+    "axis_at",
+    "dimensions",
+    "is_plain_addition",
+    "opaque_operators",
+]
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,31 @@ COUPLED = frozenset(
 )
 """Operators whose first output has the shape of its first input, with dimensions that belong together
 although they are no loop: the batch on both sides of a BatchNorm is one batch."""
+
+
+SUM_OF_SUMS = -1
+"""The position of the axis that `axis_at` gives a plain addition of two sums over parts."""
+
+
+def axis_at(graph: Graph, node: Node, position: int) -> Axis:
+    """``axes(graph, node)[position]``, or for `SUM_OF_SUMS` the way in which both terms are summed in parts.
+
+    Raises IndexError if the node has no such axis.
+    """
+    if position != SUM_OF_SUMS:
+        return axes(graph, node)[position]
+    if not is_plain_addition(graph, node):
+        raise IndexError(f"node {node.id} is no addition of two sums")
+    return Axis(0, (None, None), (None,), (Merge.ADD,))  # an extent of 0 leaves the others' divisor as it is
+
+
+def is_plain_addition(graph: Graph, node: Node) -> bool:
+    """Whether `node` is a + b of two different values of one shape, strides and type."""
+    op = node.op
+    if not isinstance(op, Aten) or op.overload != "aten.add.Tensor" or len(op.args) != 2 or op.kwargs:
+        return False
+    metas = {graph.values[value].meta for value in (*node.inputs, *node.outputs)}
+    return len(node.inputs) == 2 and len(metas) == 1
 
 
 class _Union:

@@ -20,10 +20,10 @@ Not done.  Log-sum-exp and moments; parts in parallel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lowtide.analysis.facts import Facts
-from lowtide.analysis.parts import Delivery, body_as_run
+from lowtide.analysis.parts import Delivery, body_as_run, is_product, terms_of
 from lowtide.ir.graph import Graph, Node, TensorMeta
 from lowtide.ir.ops import Aten, Ref, Slice
 from lowtide.run.bindings import Window
@@ -65,21 +65,53 @@ def part_window(whole: Window, piece: Slice, part: TensorMeta) -> Window:
 
 def plan_part(body: Graph, ways: Sequence[Delivery], targets: Sequence[Window], first: bool) -> PartPlan:
     """How one part delivers; `targets` are the windows on the node's outputs."""
-    run = body_as_run(body, ways)
-    step_of = {node.id: step for step, node in enumerate(run.nodes)}
-    given: dict[int, Window] = {}
-    merges: dict[int, list[Merge]] = {}
-    accumulated: set[int] = set()
+    plan = _Drafted(body_as_run(body, ways))
     for value, way, target in zip(body.outputs, ways, targets, strict=True):
-        if way == "direct" or (first and way == "accumulate"):
-            given[value] = Window(target.location, body.values[value].meta)
-        elif way == "accumulate":
-            given[value] = target
-            accumulated.add(value)
+        if way == "direct":
+            plan.given[value] = Window(target.location, body.values[value].meta)
+        elif way == "copy":
+            plan.merge(_COPY, value, target)
         else:
-            op = _COPY if way == "copy" or first else _ADD
-            merges.setdefault(step_of[run.producer[value]], []).append((op, value, target))
-    return PartPlan(_accumulating(run, accumulated) if accumulated else run, given, merges)
+            terms = terms_of(body, value) if way == "terms" else (value,)
+            for position, term in enumerate(sorted(terms, key=plan.step)):
+                product = way != "add" and is_product(body, term)
+                plan.add(term, target, product, first and position == 0)
+    return plan.finish()
+
+
+@dataclass
+class _Drafted:
+    """A PartPlan in the making; `accumulated` are products that are added to what is there."""
+
+    graph: Graph
+    given: dict[int, Window] = field(default_factory=dict)
+    merges: dict[int, list[Merge]] = field(default_factory=dict)
+    accumulated: set[int] = field(default_factory=set)
+
+    def step(self, value: int) -> int:
+        """The step that makes a value."""
+        maker = self.graph.producer[value]
+        return next(step for step, node in enumerate(self.graph.nodes) if node.id == maker)
+
+    def merge(self, op: Aten, value: int, target: Window) -> None:
+        """Bring a value to its target once it is made."""
+        self.merges.setdefault(self.step(value), []).append((op, value, target))
+
+    def add(self, value: int, target: Window, product: bool, first: bool) -> None:
+        """Deliver one term of a sum."""
+        meta = self.graph.values[value].meta
+        whole = meta == target.meta and self.graph.storage_of(value).nbytes == meta.span_bytes
+        if first and (product or whole):
+            self.given[value] = Window(target.location, meta)
+        elif product:
+            self.given[value] = target
+            self.accumulated.add(value)
+        else:
+            self.merge(_COPY if first else _ADD, value, target)
+
+    def finish(self) -> PartPlan:
+        graph = _accumulating(self.graph, self.accumulated) if self.accumulated else self.graph
+        return PartPlan(graph, self.given, self.merges)
 
 
 def _accumulating(body: Graph, values: set[int]) -> Graph:

@@ -9,8 +9,8 @@ rewrite:    a convex region S, one axis of one graph-level dimension per node, p
             shared; outputs are written into their slice, or summed where the loop is a reduction.
             Views that are needed outside are made again there, on the whole.
 legal when: `check_region` finds nothing: S is convex, every node can be cut along its axis, every
-            value made and read inside is cut the same way by both, sums are read outside only, nothing
-            inside writes or draws.
+            value made and read inside is cut the same way by both, sums are read outside only (or added to
+            each other), nothing inside writes or draws.
 effect:     inner values and workspace shrink to one part; outputs of S live from its start; each part
             pays the operators' fixed cost again.  Sums are re-associated (class `reassociates`), the rest
             is exact.  (MAGIS, section 4; parts of unequal size, and regions across forward, loss and
@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lowtide.analysis.axis import Axis
-from lowtide.analysis.dims import Dimension, axes, dimensions
+from lowtide.analysis.dims import SUM_OF_SUMS, Dimension, axes, axis_at, dimensions, is_plain_addition
 from lowtide.analysis.region import before, leaks
 from lowtide.errors import LowtideError
 from lowtide.ir import Edit, Fission, Graph, Node, Part, Slice
@@ -67,7 +67,7 @@ class IllegalFission(LowtideError):
 class FissionCandidate:
     """A region of the normalised graph, an axis per node, and the sizes of the parts.
 
-    axes: node id -> position in ``axes(graph, node)``.  sizes: in units of the dimension; they sum to
+    axes: node id -> position of its axis (`axis_at`).  sizes: in units of the dimension; they sum to
     the number of units that all nodes of the region allow.  label: "batch" or the number of units.
     masks: the nodes are those of the graph with its masks packed (`pack_masks`).
     """
@@ -127,8 +127,12 @@ def _node_faults(graph: Graph, node: Node, assignment: Mapping[int, Axis]) -> It
         yield f"{name} draws random numbers, which happens once and whole"
     elif node.id not in assignment:
         yield f"{name} has no axis"
-    elif assignment[node.id] not in axes(graph, node):
+    elif assignment[node.id] not in axes(graph, node) and not _adds_sums(graph, node, assignment[node.id]):
         yield f"{name} cannot be cut along the axis given"
+
+
+def _adds_sums(graph: Graph, node: Node, axis: Axis) -> bool:
+    return is_plain_addition(graph, node) and axis == axis_at(graph, node, SUM_OF_SUMS)
 
 
 def _edge_faults(
@@ -139,10 +143,15 @@ def _edge_faults(
     for value, dim in zip(node.inputs, assignment[node.id].inputs, strict=True):
         producer = graph.producer.get(value)
         if producer not in inside:
+            if _adds_sums(graph, node, assignment[node.id]):
+                yield f"{name} adds parts of a sum to %{value}, which is whole"
             continue
         made = assignment[producer].outputs[graph.node[producer].outputs.index(value)]
         maker = _name(graph, producer)
-        if made is None:
+        if _adds_sums(graph, node, assignment[node.id]):
+            if made is not None:
+                yield f"{name} adds parts of a sum to %{value}, which is cut"
+        elif made is None:
             yield f"%{value} is a sum over the parts of {maker}, but {name} reads it inside"
         elif made != dim:
             yield f"%{value} is cut along dimension {made} by {maker}, along {dim} by {name}"
@@ -209,7 +218,7 @@ def _holds(dimension: Dimension, members: set[tuple[int, int]]) -> bool:
 
 
 def _assignment(graph: Graph, region: Region) -> dict[int, Axis]:
-    return {node: axes(graph, graph.node[node])[position] for node, position in region.items()}
+    return {node: axis_at(graph, graph.node[node], position) for node, position in region.items()}
 
 
 # --- rewriting ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import rustworkx
 
-from lowtide.analysis.dims import Dimension, axes
+from lowtide.analysis.dims import SUM_OF_SUMS, Dimension, axes, axis_at, is_plain_addition
 from lowtide.analysis.region import before, connected_parts
 from lowtide.ir import Graph, Node
 from lowtide.ir.graph import Role
@@ -29,7 +29,7 @@ from lowtide.ir.graph import Role
 __all__ = ["Region", "nested_regions", "regions"]
 
 Region = Mapping[int, int]
-"""Node id -> position of its axis in ``axes(graph, node)``."""
+"""Node id -> position of its axis (`axis_at`)."""
 
 
 def regions(graph: Graph, dimension: Dimension) -> tuple[Region, ...]:
@@ -43,7 +43,7 @@ def regions(graph: Graph, dimension: Dimension) -> tuple[Region, ...]:
         _trimmed(graph, piece) for members in layers.values() for piece in connected_parts(graph, members)
     ]
     found = [
-        {node: chosen[node] for node in piece}
+        _with_sums(graph, {node: chosen[node] for node in piece})
         for piece in pieces
         if sum(not graph.is_view(graph.node[node]) for node in piece) > 1
     ]
@@ -133,6 +133,28 @@ def _smooth_producers(
             fits = value in made and made[value] is not None and made[value] == dim
             (smooth if fits else rough).add(producer)
     return smooth - rough
+
+
+def _with_sums(graph: Graph, region: dict[int, int]) -> dict[int, int]:
+    """`region` and the additions of two of its sums that nothing else reads: a tied weight's gradients."""
+    grown = dict(region)
+    for node in graph.nodes:
+        if node.id in grown or not is_plain_addition(graph, node):
+            continue
+        makers = [graph.producer.get(value) for value in node.inputs]
+        if all(maker in grown for maker in makers) and all(
+            graph.readers[value] == (node.id,)
+            and value not in graph.outputs
+            and _is_sum(graph, grown, graph.producer[value], value)
+            for value in node.inputs
+        ):
+            grown[node.id] = SUM_OF_SUMS
+    return {node.id: grown[node.id] for node in graph.nodes if node.id in grown}
+
+
+def _is_sum(graph: Graph, region: Region, number: int, value: int) -> bool:
+    node = graph.node[number]
+    return axis_at(graph, node, region[number]).outputs[node.outputs.index(value)] is None
 
 
 def _trimmed(graph: Graph, piece: Sequence[int]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowtide.analysis.dims import axes
+from lowtide.analysis.dims import SUM_OF_SUMS, axes, axis_at
 from lowtide.ir import Fission, Graph, Merge, Node, Role, Slice
 from lowtide.ir.text import parse_graph
 from lowtide.ir.verify import verify
@@ -107,6 +107,30 @@ def test_a_sum_that_is_read_inside() -> None:
     assert region(graph, 6, 1, 2, 3)[0] == [
         "%2 is a sum over the parts of node 2 (aten.sum.dim_IntList), "
         "but node 3 (aten.add.Tensor) reads it inside"
+    ]
+
+
+SUMS = """
+input %0: f32[6,4]
+%1: f32[6,4] = aten.relu.default(%0)
+%2: f32[4] = aten.sum.dim_IntList(%1, [0])
+%3: f32[4] = aten.sum.dim_IntList(%0, [0])
+%4: f32[4] output = aten.add.Tensor(%2, %{other})
+return %4
+"""
+
+
+def test_two_sums_may_be_added_inside_but_no_whole_to_a_sum() -> None:
+    graph = parse_graph(SUMS.format(other=3))
+    found = next(each for each in candidates(graph, (3,)) if len(each.nodes) == 4)
+    edited = apply(graph, found).graph
+    assert [type(node.op) for node in edited.nodes] == [Fission]
+    x = torch.randn(6, 4)
+    torch.testing.assert_close(run_graph(edited, {0: x})[4], x.relu().sum(0) + x.sum(0))
+    both = axis_at(graph, graph.node[4], SUM_OF_SUMS)
+    rows = {number: axes(graph, graph.node[number])[0] for number in (1, 2)}
+    assert check_region(graph, [1, 2, 4], {**rows, 4: both}) == [
+        "node 4 (aten.add.Tensor) adds parts of a sum to %3, which is whole"
     ]
 
 
