@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 from lowtide.analysis.key import node_key
 from lowtide.analysis.region import before
@@ -46,11 +47,15 @@ _SINGLES = frozenset(
 
 @dataclass(frozen=True)
 class Limits:
-    """The constraint check: operators and buffers of one block; `singles` also proposes lone operators
-    whose generated kernel beats ATen's (batch norm)."""
+    """The constraint check: operators and buffers of one block.
+
+    Lone operators whose generated kernel beats ATen's are blocks too: `singles`, and matrix products of at
+    least `product` multiplications.
+    """
 
     operators: int = 64
     buffers: int = 20
+    product: float = 1e6
     singles: frozenset[str] = _SINGLES
 
 
@@ -74,12 +79,13 @@ class _Planner:
         self.types = _classified(self.graph)
         self.index = {node.id: k for k, node in enumerate(self.graph.nodes)}
         self.ancestors, self.descendants = _reach(self.graph, self.index)
+        self.views = sum(1 << self.index[n.id] for n in self.graph.nodes if self.graph.is_view(n))
         self.outputs_bytes = {n: _result_bytes(self.graph, self.graph.node[n]) for n in self.types}
 
     def seeds(self) -> Iterator[int]:
         """One-to-One operators by size of their result; then everything else that can be generated."""
         order = sorted(
-            (n for n in self.types if self.types[n].kind in (None, Kind.ROW, Kind.REDUCTION)),
+            self.types,
             key=lambda n: (self.types[n].mapping is not MapType.ONE_TO_ONE, self.outputs_bytes[n], self.index[n]),
         )
         yield from (n for n in order if self.types[n].computes or self.types[n].kind)
@@ -127,13 +133,25 @@ class _Planner:
 
     def _close(self, block: _Block) -> None:
         lone = next(iter(block.members))
-        op = self.graph.node[lone].op
-        worth = len(block.members) > 1 or (isinstance(op, Aten) and op.overload in self.limits.singles)
+        worth = len(block.members) > 1 or self._worth_alone(lone)
         if not worth or not self.pricing.compiles(extract(self.graph, block.members).body):
             return
         self.blocks.append(block.members)
         self.taken |= block.members
         self._contract(block.members)
+
+    def _worth_alone(self, number: int) -> bool:
+        """Whether a generated kernel for one operator is known to beat ATen's."""
+        node = self.graph.node[number]
+        if not isinstance(node.op, Aten):
+            return False
+        big = self.types[number].kind is Kind.CONTRACTION and self._depth(node) >= self.limits.product
+        return big or node.op.overload in self.limits.singles
+
+    def _depth(self, node: Node) -> float:
+        """Multiplications of a product, from the sizes of its operands and result."""
+        sizes = [self.graph.values[value].meta.numel for value in (*node.inputs[-2:], *node.outputs)]
+        return float(prod(sizes)) ** 0.5
 
     def _bits(self, members: frozenset[int]) -> int:
         bits = 0
@@ -142,12 +160,12 @@ class _Planner:
         return bits
 
     def _acyclic(self, members: frozenset[int]) -> bool:
-        """Whether no path leaves the members and comes back."""
+        """Whether no path leaves the members and comes back (views move inside: they do not count)."""
         above = below = 0
         for member in members:
             above |= self.ancestors[self.index[member]]
             below |= self.descendants[self.index[member]]
-        return not above & below & ~self._bits(members)
+        return not above & below & ~(self._bits(members) | self.views)
 
     def _contract(self, members: frozenset[int]) -> None:
         """Reachability with the members as one node."""

@@ -19,10 +19,11 @@ from math import prod
 from lowtide.analysis.key import graph_key
 from lowtide.fusion.codegen.c import emit_kernel
 from lowtide.fusion.codegen.expr import SCALAR_COST, Expr, walk
+from lowtide.fusion.codegen.gemm import block_of, operands
 from lowtide.fusion.codegen.index import Index, Var
 from lowtide.fusion.codegen.lower import Lowered, lower
 from lowtide.fusion.codegen.nest import Stage, plan_stages
-from lowtide.fusion.codegen.tensor import Unfusable
+from lowtide.fusion.codegen.tensor import Contraction, Unfusable
 from lowtide.ir.graph import Graph
 
 __all__ = ["Pricing", "Rates"]
@@ -38,6 +39,8 @@ class Rates:
     cache_bytes_per_s: float = 60e9
     cache_bytes: int = 1 << 20
     unit_s: float = 2.2e-11
+    flops_per_s: float = 1e11
+    pack_s: float = 2e-10
     strided_s: float = 6e-10
     loop_s: float = 4e-9
 
@@ -65,15 +68,32 @@ class Pricing:
 
     def _stage(self, stage: Stage, lowered: Lowered) -> float:
         rates = self.rates
-        nbytes = sum(_touched(place) * lowered.dtypes[name].itemsize for name, place in _accesses(stage))
-        speed = rates.memory_bytes_per_s if nbytes > rates.cache_bytes else rates.cache_bytes_per_s
+        moved = sum(self._move(_touched(place) * lowered.dtypes[name].itemsize) for name, place in _accesses(stage))
         nodes = list(walk(*(placed.value for placed in stage.placed)))
         work = sum(SCALAR_COST.get(node.op, 0) * _evaluations(node) for node in nodes)
         inner = _inner(stage)
         points = max(stage.rows, 1) * stage.cols
         strided = sum(_touched(place) for _, place in _accesses(stage) if place.coefficient(inner) not in (0, 1))
         starts = points / max(inner.size, 1)
-        return nbytes / speed + work * rates.unit_s + strided * rates.strided_s + starts * rates.loop_s
+        if stage.product is not None:
+            work += self._product(stage.product) / rates.unit_s
+        return moved + work * rates.unit_s + strided * rates.strided_s + starts * rates.loop_s
+
+    def _move(self, nbytes: int) -> float:
+        """Seconds to stream one buffer; the speed depends on whether it alone fits the cache."""
+        fits = nbytes <= self.rates.cache_bytes
+        return nbytes / (self.rates.cache_bytes_per_s if fits else self.rates.memory_bytes_per_s)
+
+    def _product(self, product: Contraction) -> float:
+        """Seconds of a matrix product: arithmetic, packing, and computing operands once per block."""
+        batch, m, n, k = product.sizes
+        rows, cols = block_of(product)
+        left, right = operands(product)
+        again_left, again_right = max(n / cols, 1), max(m / rows, 1)
+        packed = batch * k * (n * again_right + (m * again_left if left.op != "load" else 0)) * self.rates.pack_s
+        computed = batch * k * (m * again_left * left.cost + n * again_right * right.cost) * self.rates.unit_s
+        read = self._move(batch * k * m * 4) + self._move(batch * k * n * 4)
+        return 2.0 * batch * m * n * k / self.rates.flops_per_s + packed + computed + read
 
     def compiles(self, body: Graph) -> bool:
         """Whether code can be generated for `body`, templates included."""

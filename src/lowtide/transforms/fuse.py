@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from lowtide.analysis.region import before
 from lowtide.errors import LowtideError
 from lowtide.ir import Aten, Edit, Fused, Graph, Node, Origin
-from lowtide.ir.extract import extract
+from lowtide.ir.extract import base_of, extract
 from lowtide.ir.random import is_random
 
 __all__ = ["FuseCandidate", "IllegalFusion", "apply", "check_members"]
@@ -82,13 +82,25 @@ def _sorted(graph: Graph, leader: Mapping[int, int], made: Mapping[int, Node]) -
     position = {node.id: place for place, node in enumerate(graph.nodes)}
     place = {leader.get(number, number): at for number, at in position.items()}  # a group: its last member
     waits: dict[int, set[int]] = {name: set() for name in place}
+    inner = _inner_views(graph, leader)
     for number, earlier in before(graph).items():
         own = leader.get(number, number)
-        waits[own].update(leader.get(each, each) for each in earlier)
+        waits[own].update(leader.get(each, each) for each in earlier if (own, each) not in inner)
         waits[own].discard(own)
     for name, node in made.items():  # a view that became an input must be made before
         waits[name].update(_producers(graph, node, leader) - {name})
     return _kahn(graph, place, waits, made)
+
+
+def _inner_views(graph: Graph, leader: Mapping[int, int]) -> set[tuple[int, int]]:
+    """(group, view node) for views between members: the group makes its own copy, and waits for none."""
+    found: set[tuple[int, int]] = set()
+    for member, name in leader.items():
+        for value in graph.node[member].inputs:
+            base, views = base_of(graph, value)
+            if leader.get(graph.producer.get(base, -1)) == name:
+                found.update((name, view) for view in views)
+    return found
 
 
 def _producers(graph: Graph, node: Node, leader: Mapping[int, int]) -> set[int]:

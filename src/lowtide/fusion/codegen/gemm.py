@@ -3,8 +3,8 @@
 Problem.  A linear layer's bias, activation and residual are memory passes of their own; what feeds it (a
 scale, a transpose) is another.
 
-Method.  libtorch's own micro-kernel (`brgemm`, a JIT-ed oneDNN kernel) on blocks of at most 256 x 256
-results: per block of 256 along k the right operand is packed into panels of 64 columns, the left one is
+Method.  libtorch's own micro-kernel (`brgemm`, a JIT-ed oneDNN kernel) on blocks of at most 512 x 128 or
+256 x 256 results: per block of 256 along k the right operand is packed into panels of 64 columns, the left one is
 used where it lies if its rows are contiguous, else packed (transposed in registers, or computed: the
 prologue).  The epilogue then runs over the block's rows as plain vector loops.
 
@@ -25,9 +25,9 @@ from lowtide.fusion.codegen.index import Index, Var
 from lowtide.fusion.codegen.loops import Loops, declare
 from lowtide.fusion.codegen.tensor import Contraction
 
-__all__ = ["Gemm", "operands"]
+__all__ = ["Gemm", "block_of", "operands"]
 
-BLOCK = 256  # rows, columns and depth of a block
+BLOCK = 256  # depth of a block
 PANEL = 64  # columns of a packed panel
 TILE = 64  # rows of one micro-kernel call
 
@@ -42,6 +42,14 @@ def axes_of(product: Contraction) -> tuple[Var, Var, Var, Var]:
     """The variables of a product: batch, rows, columns, depth."""
     batch, m, n, k = product.sizes
     return Var("bt", batch), Var("m", m), Var("n", n), Var("k", k)
+
+
+def block_of(product: Contraction) -> tuple[int, int]:
+    """Most rows and columns of a block: tall if the left operand is read where it lies."""
+    left, _ = operands(product)
+    index = _plain(left)
+    direct = index is not None and index.coefficient(axes_of(product)[3]) == 1
+    return (512, 128) if direct else (256, 256)
 
 
 def _even(extent: int, most: int, step: int) -> int:
@@ -60,7 +68,7 @@ class Gemm(Loops):
         self.writer.uses_brgemm = True
         self.product = product
         batch, m, n, _ = product.sizes
-        self.rows, self.cols = _even(m, BLOCK, TILE), self._columns(n)
+        self.rows, self.cols = _even(m, self._reach()[0], TILE), self._columns(n)
         row_units, col_units = (m + self.rows - 1) // self.rows, (n + self.cols - 1) // self.cols
         self._buffers()
         writer = self.writer
@@ -77,14 +85,19 @@ class Gemm(Loops):
         writer.close()
         writer.line("at::native::cpublas::brgemm_release(false);")
 
+    def _reach(self) -> tuple[int, int]:
+        """Most rows and columns of a block: tall if the left operand is read where it lies."""
+        return block_of(self.product)
+
     def _columns(self, n: int) -> int:
         """Columns of a block: whole multiples of the innermost stored axis, if there is one."""
+        most = self._reach()[1]
         inner = self.stage.col_parts[-1].size if len(self.stage.col_parts) > 1 else 1
-        if 1 < inner <= BLOCK:
-            return min(BLOCK // inner * inner, n)
-        if inner > BLOCK:
-            return next((d for d in range(BLOCK, 31, -1) if inner % d == 0), _even(n, BLOCK, PANEL))
-        return _even(n, BLOCK, PANEL)
+        if 1 < inner <= most:
+            return min(max(most // inner, 1) * inner, n)
+        if inner > most:
+            return next((d for d in range(most, 31, -1) if inner % d == 0), _even(n, most, PANEL))
+        return _even(n, most, PANEL)
 
     def _buffers(self) -> None:
         writer = self.writer

@@ -144,7 +144,7 @@ class Index:
         factor = divisor
         for _, coefficient in rest.terms:
             factor = gcd(factor, coefficient)
-        if factor > 1 and 0 <= rest.constant % factor:
+        if factor > 1 and rest.constant % factor >= 0:
             small = rest.constant % factor
             inner = Index(tuple((a, c // factor) for a, c in rest.terms), (rest.constant - small) // factor)
             return (inner % (divisor // factor)) * factor + small

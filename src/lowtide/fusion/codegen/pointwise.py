@@ -111,7 +111,7 @@ def _clamp(b: B, x: Expr, low: Expr | None, high: Expr | None) -> Expr:
     return x if high is None else b.apply("min", x, b.cast(high, x.dtype))
 
 
-def _clamp_number(b: B, x: Expr, min: Any = None, max: Any = None) -> Expr:  # noqa: A002 (schema names)
+def _clamp_number(b: B, x: Expr, min: Any = None, max: Any = None) -> Expr:
     low = None if min is None else b.const(min, x.dtype)
     return _clamp(b, x, low, None if max is None else b.const(max, x.dtype))
 
