@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format bench-peers clean
 
 demo: $(INSTALLED)
 	$(BIN)/lowtide optimize unet:batch=8,size=128,width=16,mode=train --memory 50% --report report.html
@@ -17,6 +17,10 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# PEERS="--quick" sweeps less; `.venv/bin/python -m benchmarks.peers --help` has all options.
+bench-peers: $(INSTALLED)
+	$(BIN)/python -m benchmarks.peers --markdown build/peers.md --json build/peers.json --svg build/peers.svg $(PEERS)
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
