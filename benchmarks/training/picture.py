@@ -20,14 +20,20 @@ __all__ = ["Box", "draw", "place_names", "ticks"]
 
 WIDE, HIGH, COLUMNS = 560, 400, 2
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 46, 46
-HEAD = 64
+HEAD = 84
+LEGEND = (
+    ("eager", "eager"),
+    ("peer", "PyTorch's means"),
+    ("other", "budgets and cuts that were tried"),
+    ("ours", "plans of Lowtide; left and below is better"),
+)
 LETTER, LINE = 6.3, 14.0  # an upper bound of the mean letter at 12 px, and the height of a name
 STYLE = """
   svg { --paper: #ffffff; --ink: #0e2430; --soft: #4d626d; --line: #d9e2e6; --eager: #c98a3d; --ours: #0c6da8; --peer: #6b5b95; }
   @media (prefers-color-scheme: dark) {
     svg { --paper: #10202a; --ink: #e6eff3; --soft: #9fb3bd; --line: #29404c; --eager: #e0a458; --ours: #4aaee6; --peer: #b7a6e0; }
   }
-  text { font: 12px system-ui, -apple-system, "Segoe UI", "Liberation Sans", Arial, sans-serif; fill: var(--soft); }
+  text { font: 12px system-ui, -apple-system, "Segoe UI", "Liberation Sans", Arial, sans-serif; fill: var(--soft); paint-order: stroke; stroke: var(--paper); stroke-width: 3px; stroke-linejoin: round; }
   .title { font-size: 18px; font-weight: 650; fill: var(--ink); }
   .model { font-size: 13px; font-weight: 600; fill: var(--ink); }
   .grid { stroke: var(--line); fill: none; } .one { stroke: var(--soft); stroke-dasharray: 2 3; fill: none; }
@@ -76,6 +82,10 @@ class _Scale:
     def y(self, ratio: float) -> float:
         return HIGH - BOTTOM - (HIGH - TOP - BOTTOM) * (ratio - self.low) / (self.high - self.low)
 
+    def holds(self, figures: Figures) -> bool:
+        """Whether the panel reaches that far; choices that were not taken do not stretch it."""
+        return figures.above_bytes <= self.most_bytes and self.low <= figures.ratio <= self.high
+
 
 def draw(comparison: Comparison, title: str = "Peak memory and latency of one training step") -> str:
     """The text of an SVG file; panels without figures are left out.  Raises ValueError if none has any."""
@@ -96,11 +106,20 @@ def draw(comparison: Comparison, title: str = "Peak memory and latency of one tr
             f"<style>\n{STYLE}\n</style>",
             f'<rect width="{across}" height="{down}" rx="10" style="fill:var(--paper)"/>',
             _text(16, 28, title, css="title"),
-            _text(16, 48, comparison.machine),
+            _text(16, 47, comparison.machine),
+            *_legend(),
             *parts,
             "</svg>\n",
         )
     )
+
+
+def _legend() -> Iterator[str]:
+    x = 22.0
+    for series, meaning in LEGEND:
+        yield f'<circle class="{series}" cx="{x:.1f}" cy="64" r="{3 if series == "other" else 5}"/>'
+        yield _text(x + 10, 68, meaning)
+        x += 34 + LETTER * len(meaning)
 
 
 def ticks(low: float, high: float, count: int = 6) -> list[float]:
@@ -118,17 +137,16 @@ def _panel(panel: Panel) -> Iterator[str]:
     scale = _scale([figures for _, figures in ran])
     yield _text(LEFT, 22, panel.title, css="model")
     yield from _axes(scale)
-    for figures in others:
-        if figures.ratio <= scale.high and figures.above_bytes <= scale.most_bytes:
-            x, y = scale.x(figures.above_bytes), scale.y(max(figures.ratio, scale.low))
-            yield f'<circle class="other" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
+    small = [(scale.x(one.above_bytes), scale.y(one.ratio)) for one in others if scale.holds(one)]
+    for x, y in small:
+        yield f'<circle class="other" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
     dots = [(scale.x(figures.above_bytes), scale.y(figures.ratio)) for _, figures in ran]
     names = [_name(row) for row, _ in ran]
     for (row, figures), (x, y) in zip(ran, dots, strict=True):
         hint = escape(f"{row.label}: {figures.above_bytes / 2**20:.1f} MiB, {figures.ratio:.2f}x")
         yield f'<circle class="{row.series}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{hint}</title></circle>'
     inside = Box(LEFT, TOP - 14, WIDE - 4, HIGH - BOTTOM)
-    for (x, y), name, box in zip(dots, names, place_names(dots, names, inside), strict=True):
+    for (x, y), name, box in zip(dots, names, place_names(dots, names, inside, small), strict=True):
         yield from _leader(x, y, box)
         yield _text(box.left + 1, box.bottom - 3, name)
 
@@ -164,9 +182,17 @@ def _axes(scale: _Scale) -> Iterator[str]:
     yield _text(12, TOP - 10, "latency, times eager's")
 
 
-def place_names(dots: Sequence[tuple[float, float]], names: Sequence[str], inside: Box) -> list[Box]:
-    """A box for each name, inside `inside`; none touches a dot or another name where there is room."""
-    taken = [Box(x - 6, y - 6, x + 6, y + 6) for x, y in dots]
+def place_names(
+    dots: Sequence[tuple[float, float]],
+    names: Sequence[str],
+    inside: Box,
+    others: Sequence[tuple[float, float]] = (),
+) -> list[Box]:
+    """A box for each name, inside `inside`; none touches a dot or another name where there is room.
+
+    `others` are dots without names.
+    """
+    taken = [Box(x - 6, y - 6, x + 6, y + 6) for x, y in (*dots, *others)]
     boxes: list[Box] = []
     for (x, y), name in zip(dots, names, strict=True):
         wide = LETTER * len(name) + 2
