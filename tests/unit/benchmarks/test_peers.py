@@ -178,7 +178,7 @@ def test_the_picture_has_a_dot_for_every_row_that_ran_inside_its_panel() -> None
     assert len(panels) == 2
     classes = [dot.get("class") for dot in panels[0].findall(f"{SVG}circle")]
     assert sorted(classes) == ["eager", "other", "other", "ours", "peer", "peer"]
-    for dot in root.iter(f"{SVG}circle"):
+    for dot in (dot for panel in panels for dot in panel.findall(f"{SVG}circle")):
         assert 50 < float(dot.get("cx", "")) < 560
         assert 40 < float(dot.get("cy", "")) < 360
     texts = {text.text for text in root.iter(f"{SVG}text")}
@@ -197,9 +197,10 @@ def test_names_touch_neither_dots_nor_each_other() -> None:
     dots = [(200.0, 200.0), (206.0, 202.0), (200.0, 212.0), (540.0, 60.0), (530.0, 64.0)]
     names = ["eager", "eager, tuned malloc", "compile", "compile + checkpoint", "ours, 50%"]
     inside = Box(58, 30, 556, 354)
-    boxes = place_names(dots, names, inside)
+    nameless = [(230.0, 200.0), (180.0, 203.0)]
+    boxes = place_names(dots, names, inside, nameless)
     assert all(inside.holds(box) for box in boxes)
-    marks = [Box(x - 5, y - 5, x + 5, y + 5) for x, y in dots]
+    marks = [Box(x - 5, y - 5, x + 5, y + 5) for x, y in (*dots, *nameless)]
     for index, box in enumerate(boxes):
         assert not any(box.overlap(mark) for mark in marks)
         assert not any(box.overlap(other) for other in boxes[:index])
