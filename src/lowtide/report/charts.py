@@ -205,7 +205,7 @@ def draw_frontier(data: ReportData, given: Sequence[Point] | None = None) -> Fro
 
     placed = tuple((point, across(point.peak_bytes), up(point.latency_s / unit_s)) for point in points)
     return Frontier(
-        tuple((tick, across(tick)) for tick in byte_ticks(round(left), round(right), inside=True)),
+        tuple((tick, across(tick)) for tick in byte_ticks(round(left), round(right), inside=True, about=6)),
         tuple((tick, up(tick)) for tick in _number_ticks(low, high)),
         data.eager.latency_s is not None,
         placed,
@@ -232,12 +232,12 @@ def _padded(numbers: Sequence[float]) -> tuple[float, float]:
     return max(0.0, low - margin), high + margin
 
 
-def byte_ticks(low: int, high: int, inside: bool = False) -> tuple[int, ...]:
-    """Round byte counts from `low` to past `high` (not past it if `inside`), about five of them."""
+def byte_ticks(low: int, high: int, inside: bool = False, about: float = 4.5) -> tuple[int, ...]:
+    """Round byte counts from `low` to past `high` (not past it if `inside`), about `about` of them."""
     unit = 1
     while unit * 1024 <= high - low:
         unit *= 1024
-    size = _nice((high - low) / unit / 4.5) * unit
+    size = _nice((high - low) / unit / about) * unit
     size = max(1, round(size))
     first = -(-low // size)
     last = high // size if inside else -(-high // size)

@@ -50,7 +50,7 @@ def frontier_picture(data: ReportData, title: str, peers: Sequence[Point] = ()) 
     parts = [*_frontier_axes(data, frontier)]
     stairs = _stairs([(x, y) for point, x, y in frontier.placed if point in ours])
     parts.append(f'<path class="stairs" d="{stairs}"/>')
-    for point, x, y in frontier.placed:
+    for point, x, y in sorted(frontier.placed, key=lambda place: (bool(place[0].name), place[0].chosen)):
         parts += _dot(point, _right(x), _down(y), peer=point in theirs and point not in ours)
     return _file(title, parts)
 
@@ -95,7 +95,8 @@ def _share(nbytes: int, data: ReportData) -> str:
 def _dot(point: Point, x: float, y: float, peer: bool) -> Iterator[str]:
     known = "measured" if point.measured else "predicted"
     series = "peer" if peer else "eager" if point.name == "eager" else known
-    yield f'<circle class="{series}" cx="{x:.1f}" cy="{y:.1f}" r="{8 if point.chosen else 6}"/>'
+    radius = 8 if point.chosen else 6 if point.name else 4
+    yield f'<circle class="{series}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
     if point.name:
         anchor, shift = ("end", -12) if x > 0.75 * ACROSS else ("start", 12)
         yield _text(x + shift, y - 9, point.name, anchor, css="name")
