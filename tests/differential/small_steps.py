@@ -111,6 +111,7 @@ STEPS: dict[str, Callable[[], Workload]] = {
     "perceptron": perceptron,
     "perceptron-l1": lambda: perceptron(F.l1_loss),
     "perceptron-smooth-l1": lambda: perceptron(F.smooth_l1_loss),
+    "perceptron-logits": lambda: perceptron(F.binary_cross_entropy_with_logits),
     "perceptron-dropout": lambda: perceptron(dropout=0.25),
     "language": language,
     "language-dropout": lambda: language(0.25),

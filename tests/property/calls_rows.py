@@ -150,6 +150,14 @@ def _loss(*rest: Arg) -> Build:
     return build
 
 
+def _logits_loss(draw: Draw) -> tuple[Arg, ...]:
+    shape = draw.shape()
+    pair = (draw.tensor(*shape), draw.use(draw.random(*shape).sigmoid()))
+    weight = draw.tensor(*shape, low=0.1) if draw.flag() else None
+    positive = draw.tensor(shape[-1], low=0.1) if draw.flag() else None
+    return (*pair, weight, positive, draw.one_of(0, 2))
+
+
 def _loss_backward(*rest: Arg) -> Build:
     def build(draw: Draw) -> tuple[Arg, ...]:
         x, y, *middle = _loss(*rest)(draw)
@@ -240,6 +248,9 @@ ROW_CALLS: dict[str, Build] = {
     "aten.smooth_l1_loss_backward.default": lambda draw: (*_loss_backward()(draw), 1.0),
     "aten.huber_loss.default": _loss(),
     "aten.huber_loss_backward.default": lambda draw: (*_loss_backward()(draw), 1.0),
+    "aten.soft_margin_loss.default": _loss(),
+    "aten.soft_margin_loss_backward.default": _loss_backward(),
+    "aten.binary_cross_entropy_with_logits.default": _logits_loss,
     "aten.binary_cross_entropy.default": _loss(None),
     "aten.binary_cross_entropy_backward.default": _loss_backward(None),
     "aten.embedding.default": _embedding,

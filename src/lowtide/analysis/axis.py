@@ -43,6 +43,7 @@ __all__ = [
     "einsum",
     "is_pointwise",
     "masked",
+    "with_argument",
 ]
 
 Dims = tuple[int | None, ...]
@@ -201,7 +202,7 @@ def at_part(op: Aten, axis: Axis, part: int, whole: int) -> Aten:
     Raises ValueError if such an argument does not divide.
     """
     for name, element in axis.scaled:
-        op = _with_argument(op, name, _scale(arguments_of(op)[name], element, part, whole))
+        op = with_argument(op, name, _scale(arguments_of(op)[name], element, part, whole))
     return op
 
 
@@ -217,12 +218,27 @@ def _scale(arg: Arg, element: int | None, part: int, whole: int) -> Arg:
     return arg * part // whole
 
 
-def _with_argument(op: Aten, name: str, new: Arg) -> Aten:
-    names = [each for each, _ in _schema(op.overload)]
-    position = names.index(name)
+def with_argument(op: Aten, name: str, new: Arg) -> Aten:
+    """`op` with another value for the schema argument `name`, wherever it is passed.
+
+    Raises ValueError if the operator has no such argument.
+    """
+    schema = _schema(op.overload)
+    position = [each for each, _ in schema].index(name)
+    if name in dict(op.kwargs):
+        return replace(op, kwargs=tuple((key, new if key == name else old) for key, old in op.kwargs))
     if position < len(op.args):
         return replace(op, args=(*op.args[:position], new, *op.args[position + 1 :]))
-    return replace(op, kwargs=tuple((key, new if key == name else old) for key, old in op.kwargs))
+    between = tuple(_as_arg(default) for _, default in schema[len(op.args) : position])
+    return replace(op, args=(*op.args, *between, new))
+
+
+def _as_arg(default: object) -> Arg:
+    """A schema's default value as an argument of the graph."""
+    if isinstance(default, list | tuple):
+        return tuple(_as_arg(item) for item in default)
+    assert default is None or isinstance(default, int | float | str)
+    return default
 
 
 # --- rules of fixed rank, written like einsum -----------------------------------------------------

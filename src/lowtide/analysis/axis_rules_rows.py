@@ -144,15 +144,21 @@ def _nll_backward(space: str) -> Rule:
     return lambda call: (apart if call.integer("reduction") == 0 else reduced)(call)
 
 
+_LOSS_OPERANDS = ("self", "target", "weight", "pos_weight")
+
+
 def _loss(call: Call) -> Iterator[Link]:
-    """mse, smooth l1, huber, binary cross-entropy: element-wise, then reduced."""
-    names = [name for name in ("self", "target", "weight") if call.has(name)]
-    reduction = call.integer("reduction")
-    if reduction == _MEAN or len({call.shape(name) for name in names}) > 1:
+    """mse, smooth l1, huber, binary cross-entropy: element-wise with broadcast, then reduced."""
+    shapes = {name: call.shape(name) for name in _LOSS_OPERANDS if call.has(name)}
+    whole, reduction = call.shape("self"), call.integer("reduction")
+    if reduction == _MEAN or any(len(shape) > len(whole) for shape in shapes.values()):
         return
-    for dim, size in enumerate(call.shape("self")):
+    if shapes["target"] != whole:
+        return
+    for dim, size in enumerate(whole):
         if size > 1:
-            yield Link(size, dict.fromkeys(names, dim), (None if reduction == _SUM else dim,))
+            cut = {name: _aligned(shape, dim, len(whole), size) for name, shape in shapes.items()}
+            yield Link(size, cut, (None if reduction == _SUM else dim,))
 
 
 def _loss_backward(call: Call) -> Iterator[Link]:
@@ -291,6 +297,9 @@ ROW_RULES: dict[str, Rule] = {
     "aten.smooth_l1_loss_backward.default": _loss_backward,
     "aten.huber_loss.default": _loss,
     "aten.huber_loss_backward.default": _loss_backward,
+    "aten.soft_margin_loss.default": _loss,
+    "aten.soft_margin_loss_backward.default": _loss_backward,
+    "aten.binary_cross_entropy_with_logits.default": _loss,
     "aten.binary_cross_entropy.default": _loss,
     "aten.binary_cross_entropy_backward.default": _loss_backward,
     "aten.embedding.default": _embedding,

@@ -21,10 +21,10 @@ Normalising twice changes nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 
+from lowtide.analysis.axis import arguments_of, with_argument
 from lowtide.ir import Aten, Edit, Graph, Node, Ref, TensorMeta
 from lowtide.ir.ops import Arg
 from lowtide.transforms.draft import Draft
@@ -34,17 +34,23 @@ __all__ = ["normalise"]
 
 _MEAN, _SUM = 1, 2
 _NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
-_LOSSES = {
-    "aten.mse_loss.default": 2,
-    "aten.smooth_l1_loss.default": 2,
-    "aten.huber_loss.default": 2,
-    "aten.binary_cross_entropy.default": 3,
-    "aten.mse_loss_backward.default": 3,
-    "aten.smooth_l1_loss_backward.default": 3,
-    "aten.huber_loss_backward.default": 3,
-    "aten.binary_cross_entropy_backward.default": 4,
-}
-"""Element-wise losses with a mean: the position of their `reduction` argument."""
+_LOSSES = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        "mse_loss",
+        "mse_loss_backward",
+        "smooth_l1_loss",
+        "smooth_l1_loss_backward",
+        "huber_loss",
+        "huber_loss_backward",
+        "soft_margin_loss",
+        "soft_margin_loss_backward",
+        "binary_cross_entropy",
+        "binary_cross_entropy_backward",
+        "binary_cross_entropy_with_logits",
+    )
+)
+"""Element-wise losses with a `reduction` argument, a mean by default."""
 
 _SHAPED_AFTER = ("aten.bernoulli.p", "aten.rand_like.default", "aten.randn_like.default")
 """Draws that read only the shape of their first operand."""
@@ -96,18 +102,22 @@ def _arg(op: Aten, position: int, default: Arg = None) -> Arg:
     return op.args[position] if position < len(op.args) else default
 
 
+def _is_mean(op: Aten) -> bool:
+    return arguments_of(op).get("reduction", _MEAN) == _MEAN
+
+
 def _operand(node: Node, arg: Arg) -> int | None:
     return node.inputs[arg.index] if isinstance(arg, Ref) else None
 
 
 def _rewrite_nll(draft: Draft, node: Node, op: Aten) -> bool:
-    if _arg(op, 3) != _MEAN:
+    if not _is_mean(op):
         return False
     loss, total = node.outputs
     target, weight = _operand(node, _arg(op, 1)), _operand(node, _arg(op, 2))
     assert target is not None
     _emit_total_weight(draft, node, total, target, weight, _arg(op, 4))
-    summed = replace(op, args=(*op.args[:3], _SUM, *op.args[4:]))
+    summed = with_argument(op, "reduction", _SUM)
     part_sum, _ = draft.emit(summed, node.inputs, node.origin)
     quotient = Aten("aten.div.Tensor", (Ref(0), Ref(1)))
     draft.emit(quotient, (part_sum, total), node.origin, outputs=(loss,), node=node.id)
@@ -131,10 +141,9 @@ def _emit_total_weight(
 
 
 def _rewrite_loss(draft: Draft, node: Node, op: Aten) -> bool:
-    position = _LOSSES[op.overload]
-    if _arg(op, position, _MEAN) != _MEAN:
+    if not _is_mean(op):
         return False
-    summed = replace(op, args=(*op.args[:position], _SUM, *op.args[position + 1 :]))
+    summed = with_argument(op, "reduction", _SUM)
     if "backward" not in op.overload:
         count = draft.values[node.inputs[0]].meta.numel
         (whole,) = draft.emit(summed, node.inputs, node.origin)
