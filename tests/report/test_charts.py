@@ -94,3 +94,15 @@ def test_equal_points_do_not_divide_by_zero() -> None:
 
 def test_one_point_is_no_frontier() -> None:
     assert draw_frontier(make(points=(Point(100, 1.0),))) is None
+
+
+def test_a_limit_is_a_line_where_it_is_in_the_picture() -> None:
+    data = make()
+    shown = draw_frontier(data)
+    assert shown is not None and shown.limit_left is not None and shown.limit_bottom is None
+    (chosen,) = [left for point, left, _ in shown.placed if point.chosen]
+    assert 0 < shown.limit_left - chosen < 2
+    latency = draw_frontier(replace(data, limit=replace(data.limit, memory_bytes=None, latency_ratio=1.1)))
+    assert latency is not None and latency.limit_left is None and latency.limit_bottom is not None
+    far = draw_frontier(replace(data, limit=replace(data.limit, memory_bytes=1)))
+    assert far is not None and far.limit_left is None

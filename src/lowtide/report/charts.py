@@ -85,7 +85,8 @@ class Arena:
 class Frontier:
     """Points with their place in percent, and the staircase that joins those that nothing dominates.
 
-    Ticks are (number, percent); latencies are multiples of eager's where that is known, else seconds.
+    Ticks are (number, percent); latencies are multiples of eager's where that is known, else seconds.  The
+    limit is a line at `limit_left` or `limit_bottom` percent, None where there is none in the picture.
     """
 
     byte_ticks: tuple[tuple[int, float], ...]
@@ -93,6 +94,8 @@ class Frontier:
     relative: bool
     placed: tuple[tuple[Point, float, float], ...]
     staircase: str
+    limit_left: float | None = None
+    limit_bottom: float | None = None
 
 
 def time_axis(eager: Curve, plan: Curve) -> Axis:
@@ -204,13 +207,20 @@ def draw_frontier(data: ReportData, given: Sequence[Point] | None = None) -> Fro
         return round(100 * (latency - low) / (high - low), 2)
 
     placed = tuple((point, across(point.peak_bytes), up(point.latency_s / unit_s)) for point in points)
+    memory, ratio = data.limit.memory_bytes, data.limit.latency_ratio
     return Frontier(
         tuple((tick, across(tick)) for tick in byte_ticks(round(left), round(right), inside=True, about=6)),
         tuple((tick, up(tick)) for tick in _number_ticks(low, high)),
         data.eager.latency_s is not None,
         placed,
         _staircase(_undominated(placed)),
+        None if memory is None else _inside(across(memory)),
+        None if ratio is None or data.eager.latency_s is None else _inside(up(ratio)),
     )
+
+
+def _inside(percent: float) -> float | None:
+    return percent if 0 <= percent <= 100 else None
 
 
 def _staircase(best: Sequence[tuple[Point, float, float]]) -> str:
