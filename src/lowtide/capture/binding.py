@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lowtide.capture.internals import FakeTensor, storage_key
 from lowtide.capture.recorder import meta_of
-from lowtide.capture.recording import modules_of, name_leaves, named_tensors
+from lowtide.capture.recording import modules_of, name_leaves
 from lowtide.capture.trace import Trace
-from lowtide.capture.twins import Named
+from lowtide.capture.twins import Named, module_slots, walk_modules
 from lowtide.capture.update import Updates
 from lowtide.errors import ShapeMismatch, Stale
 from lowtide.ir.graph import Role, TensorMeta
@@ -32,6 +32,16 @@ class Seen:
     meta: TensorMeta
     address: int
     requires_grad: bool
+
+    def describes(self, tensor: Tensor) -> bool:
+        """Whether nothing has changed (the fast way to the common answer)."""
+        return (
+            address_of(tensor) == self.address
+            and tensor.shape == self.meta.shape
+            and tensor.stride() == self.meta.stride
+            and tensor.dtype == self.meta.dtype
+            and tensor.requires_grad == self.requires_grad
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +62,17 @@ class Binding:
 
     # -- the model --------------------------------------------------------------------------------------
 
-    def check(self, workload: Workload, updates: Updates | None) -> None:
-        """Raises Stale, with the first difference, if model or optimizer are not what was captured."""
-        found = {f"{n.role.value}:{n.names[0]}": n.tensor for n in named_tensors(workload)}
+    def check(self, workload: Workload, updates: Updates | None) -> dict[str, Tensor]:
+        """The live parameters and buffers by name.
+
+        Raises Stale, with the first difference, if model or optimizer are not what was captured.
+        """
+        found = owned_tensors(workload)
         for name, seen in self.owned_names.items():
             if name not in found:
                 raise Stale(f"{name} no longer exists", remedy="capture again")
-            _compare(name, seen, found[name])
+            if not seen.describes(found[name]):
+                _compare(name, seen, found[name])
         extra = next((name for name in found if name not in self.owned_names), None)
         if extra is not None:
             raise Stale(f"{extra} is new since capture", remedy="capture again")
@@ -70,6 +84,7 @@ class Binding:
                 )
         if updates is not None:
             self._check_groups(updates)
+        return found
 
     def _check_groups(self, updates: Updates) -> None:
         groups = group_members(updates)
@@ -85,16 +100,12 @@ class Binding:
                     remedy="capture again",
                 )
 
-    def owned(self, workload: Workload, updates: Updates | None) -> dict[int, Tensor]:
-        """Value id -> live tensor for parameters, buffers, state and constants."""
+    def owned(self, found: Mapping[str, Tensor], updates: Updates | None) -> dict[int, Tensor]:
+        """Value id -> live tensor for parameters, buffers (what `check` found), state and constants."""
         tensors = dict(self.constants)
-        for named in named_tensors(workload):
-            tensors[self.names[f"{named.role.value}:{named.names[0]}"]] = named.tensor
-        for members in updates.classes if updates is not None else ():
-            for update in members.updates:
-                for key in members.text.state:
-                    state = updates.optimizer.state[update.parameter][key]  # type: ignore[union-attr]
-                    tensors[self.names[f"state:{update.name}:{key}"]] = state
+        tensors.update({self.names[name]: tensor for name, tensor in found.items()})
+        if updates is not None:
+            tensors.update({self.names[name]: tensor for name, tensor in updates.state().items()})
         return tensors
 
     # -- the arguments ----------------------------------------------------------------------------------
@@ -172,11 +183,19 @@ def address_of(tensor: Tensor) -> int:
 
 def training_flags(workload: Workload) -> dict[str, bool]:
     """Training flag by module path, the loss's modules included."""
-    return {
-        ".".join(part for part in (prefix, path) if part): module.training
-        for prefix, root in modules_of(workload).items()
-        for path, module in root.named_modules()
-    }
+    return {path: module.training for path, module in walk_modules(modules_of(workload))}
+
+
+def owned_tensors(workload: Workload) -> dict[str, Tensor]:
+    """Live parameters and buffers by the first of their names (``param:enc.0.weight``)."""
+    names: dict[int, str] = {}
+    tensors: dict[str, Tensor] = {}
+    for slot in module_slots(modules_of(workload)):
+        tensor = slot.table[slot.key]
+        if tensor is not None and id(tensor) not in names:
+            names[id(tensor)] = name = f"{slot.role.value}:{slot.path}"
+            tensors[name] = tensor
+    return tensors
 
 
 def group_members(updates: Updates) -> tuple[tuple[int, ...], ...]:

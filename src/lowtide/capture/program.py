@@ -62,12 +62,10 @@ class Program:
         Creates missing optimizer state.  Raises ShapeMismatch (which input, expected and actual shape) or
         Stale (the first difference from what was captured).
         """
-        self.binding.check(self.workload, self.optimizer)
+        found = self.binding.check(self.workload, self.optimizer)
+        given = self.binding.arguments(args, kwargs or {}, targets)
         self.ensure_state()
-        return {
-            **self.binding.owned(self.workload, self.optimizer),
-            **self.binding.arguments(args, kwargs or {}, targets),
-        }
+        return {**self.binding.owned(found, self.optimizer), **given}
 
     def ensure_state(self) -> None:
         """Create the optimizer state that is missing, as eager's first step would."""

@@ -23,7 +23,15 @@ from lowtide.capture.recorder import Recorder
 from lowtide.capture.refusals import RandomGuard, explain
 from lowtide.capture.result import CONSTANT_TYPES, Returned
 from lowtide.capture.trace import Trace, Window
-from lowtide.capture.twins import Named, Twins, check_plain, module_slots, module_tensors, swapped
+from lowtide.capture.twins import (
+    Named,
+    Twins,
+    check_plain,
+    module_slots,
+    module_tensors,
+    swapped,
+    walk_modules,
+)
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Role
 from lowtide.workload import Workload
@@ -76,10 +84,7 @@ class Stage:
             self.recorder.add_resident((name,), Role.INPUT, tensor, self.twins.of(tensor))
 
     def _origins(self) -> Origins:
-        owners: dict[int, str] = {}
-        for prefix, root in self._modules.items():
-            for path, module in root.named_modules():
-                owners.setdefault(id(module), ".".join(part for part in (prefix, path) if part))
+        owners = {id(module): path for path, module in walk_modules(self._modules)}
         parameters = {
             id(self.twins.of(named.tensor)): named.names[0].rpartition(".")[0] for named in self.named
         }

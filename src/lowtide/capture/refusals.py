@@ -24,7 +24,7 @@ from lowtide.capture.internals import (
     outside_modes,
 )
 from lowtide.capture.origins import Origins, user_file
-from lowtide.capture.twins import Named
+from lowtide.capture.twins import Named, walk_modules
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.aten import resolve
 
@@ -51,11 +51,10 @@ def check_hooks(parameters: list[Named], modules: dict[str, nn.Module]) -> None:
             raise CaptureError(
                 f"parameter {named.names[0]} has a gradient hook", remedy="remove it before capture"
             )
-    for prefix, root in modules.items():
-        for path, module in root.named_modules():
-            if module._backward_hooks or module._backward_pre_hooks:
-                where = ".".join(part for part in (prefix, path) if part) or type(root).__name__
-                raise CaptureError(f"module {where} has a backward hook", remedy="remove it before capture")
+    for path, module in walk_modules(modules):
+        if module._backward_hooks or module._backward_pre_hooks:
+            where = path or type(module).__name__
+            raise CaptureError(f"module {where} has a backward hook", remedy="remove it before capture")
 
 
 def _post_accumulate_hooks(tensor: Tensor) -> bool:

@@ -79,6 +79,15 @@ class Updates:
             return torch.zeros_like(pattern)
         return torch.full_like(parameter, _INITIAL.get(name, 0.0), dtype=pattern.dtype, requires_grad=False)
 
+    def state(self) -> dict[str, Tensor]:
+        """The live state tensors, named ``state:enc.0.weight:exp_avg``."""
+        return {
+            f"state:{update.name}:{key}": self.optimizer.state[update.parameter][key]
+            for members in self.classes
+            for update in members.updates
+            for key in members.text.state
+        }
+
     def numbers(self) -> list[tuple[float, ...]]:
         """Per class, the host scalars of the coming step.  Raises Stale if the text has changed."""
         return [self._numbers(index, members) for index, members in enumerate(self.classes)]
