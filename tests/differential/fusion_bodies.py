@@ -125,4 +125,3 @@ def record(work: Tracer, env: dict[Any, Any], node: torch.fx.Node, numbers: dict
     made = {k: (work.value(t, Role.TEMP), t) for k, t in enumerate(outs) if isinstance(t, torch.Tensor)}
     work.nodes.append(Node(len(work.nodes), op, tuple(refs), tuple(v for v, _ in made.values())))
     env[node] = made if isinstance(result, list | tuple) else made[0]
-

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.differential.fusion_bodies import trace
 
 from lowtide.fusion.codegen.library import compile_bodies
 from lowtide.fusion.codegen.tensor import Unfusable
-from tests.differential.fusion_bodies import trace
 
 Program = Callable[..., torch.Tensor]
 
@@ -32,7 +32,13 @@ def draw_tensor(rng: random.Random, shape: Sequence[int], dtype: torch.dtype, sp
     padded = [size + rng.choice((0, 0, 1)) for size in own]
     seed = torch.Generator().manual_seed(rng.randrange(1 << 30))
     base = torch.randn([padded[k] for k in order], generator=seed) * 3
-    base = base.bool() if dtype == torch.bool else base.abs().to(dtype) if dtype == torch.uint8 else base.to(dtype)
+    base = (
+        base.bool()
+        if dtype == torch.bool
+        else base.abs().to(dtype)
+        if dtype == torch.uint8
+        else base.to(dtype)
+    )
     if special and dtype.is_floating_point and base.numel():
         for _ in range(2):
             base.view(-1)[rng.randrange(base.numel())] = rng.choice(SPECIAL)
@@ -40,7 +46,9 @@ def draw_tensor(rng: random.Random, shape: Sequence[int], dtype: torch.dtype, sp
     return view[tuple(slice(0, size) for size in own)]
 
 
-def exact_step(rng: random.Random, pool: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+def exact_step(
+    rng: random.Random, pool: Sequence[torch.Tensor]
+) -> Callable[[list[torch.Tensor]], torch.Tensor]:
     """One operator whose result does not depend on how it is computed."""
     i, j, k = (rng.randrange(len(pool)) for _ in range(3))
     number = rng.choice((2, -1, 0.5, 3, 0.1))
@@ -63,7 +71,11 @@ def exact_step(rng: random.Random, pool: Sequence[torch.Tensor]) -> Callable[[li
             lambda p: torch.floor(p[i].double()),
             lambda p: (p[i] == p[j]).to(torch.int64),
             lambda p: p[i].bool() & p[j].bool(),
-            lambda p: p[i].transpose(dim, dim - 1).contiguous().transpose(dim, dim - 1) if p[i].dim() > 1 else p[i] + 1,
+            lambda p: (
+                p[i].transpose(dim, dim - 1).contiguous().transpose(dim, dim - 1)
+                if p[i].dim() > 1
+                else p[i] + 1
+            ),
             lambda p: p[i].reshape(-1).reshape(p[i].shape) * 1,
             lambda p: torch.isnan(p[i].float()),
             lambda p: torch.sign(p[i]) if p[i].dtype != torch.bool else ~p[i],
@@ -101,7 +113,9 @@ def exact_program(seed: int) -> tuple[Program, list[torch.Tensor]]:
     return run, inputs
 
 
-def smooth_step(rng: random.Random, pool: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+def smooth_step(
+    rng: random.Random, pool: Sequence[torch.Tensor]
+) -> Callable[[list[torch.Tensor]], torch.Tensor]:
     """One differentiable operator, reductions included."""
     i, j = (rng.randrange(len(pool)) for _ in range(2))
     dim = rng.randrange(pool[0].dim())
@@ -125,7 +139,9 @@ def smooth_step(rng: random.Random, pool: Sequence[torch.Tensor]) -> Callable[[l
             lambda p: torch.sqrt(p[i] * p[i] + 0.1),
             lambda p: p[i].var(dim, correction=0, keepdim=True) + p[j],
             lambda p: torch.erf(p[i]),
-            lambda p: p[i].permute(*reversed(range(p[i].dim()))).contiguous().permute(*reversed(range(p[i].dim()))),
+            lambda p: (
+                p[i].permute(*reversed(range(p[i].dim()))).contiguous().permute(*reversed(range(p[i].dim())))
+            ),
         ]
     )
 

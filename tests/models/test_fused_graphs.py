@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.models.fused_run import run_graph
 
 from lowtide.capture.door import capture
 from lowtide.fusion.planner import plan_blocks
@@ -12,7 +13,6 @@ from lowtide.ir.ops import Aten, Fused
 from lowtide.ir.verify import verify
 from lowtide.transforms.fuse import FuseCandidate, apply
 from lowtide.workloads.parse import load_workload
-from tests.models.fused_run import run_graph
 
 WORKLOADS = (
     "gpt2:layers=2,dim=64,heads=4,seq=32,batch=2,vocab=128,mode=train",
@@ -79,7 +79,12 @@ def test_every_operator_is_kept_once() -> None:
     program = capture(load_workload(WORKLOADS[0]))
     graph = program.graph
     fused = apply(graph, FuseCandidate(plan_blocks(graph))).graph
-    inside = [n.id for node in fused.nodes if isinstance(node.op, Fused) and node.op.kind == "kernel" for n in node.op.body]
+    inside = [
+        n.id
+        for node in fused.nodes
+        if isinstance(node.op, Fused) and node.op.kind == "kernel"
+        for n in node.op.body
+    ]
     outside = [node.id for node in fused.nodes if isinstance(node.op, Aten)]
     computing = [n.id for n in graph.nodes if isinstance(n.op, Aten) and not graph.is_view(n)]
     counted = [n for n in inside + outside if not graph.is_view(graph.node[n])]

@@ -230,4 +230,3 @@ def _map_type(
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(size for size in shape if size > 1)
-

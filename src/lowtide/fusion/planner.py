@@ -59,7 +59,9 @@ class Limits:
     singles: frozenset[str] = _SINGLES
 
 
-def plan_blocks(graph: Graph, pricing: Pricing | None = None, limits: Limits | None = None) -> tuple[frozenset[int], ...]:
+def plan_blocks(
+    graph: Graph, pricing: Pricing | None = None, limits: Limits | None = None
+) -> tuple[frozenset[int], ...]:
     """Groups of node ids to fuse, in the order in which they were found."""
     work = _Planner(graph, pricing or Pricing(), limits or Limits())
     for seed in work.seeds():
@@ -86,7 +88,11 @@ class _Planner:
         """One-to-One operators by size of their result; then everything else that can be generated."""
         order = sorted(
             self.types,
-            key=lambda n: (self.types[n].mapping is not MapType.ONE_TO_ONE, self.outputs_bytes[n], self.index[n]),
+            key=lambda n: (
+                self.types[n].mapping is not MapType.ONE_TO_ONE,
+                self.outputs_bytes[n],
+                self.index[n],
+            ),
         )
         yield from (n for n in order if self.types[n].computes or self.types[n].kind)
 

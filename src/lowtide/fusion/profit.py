@@ -68,12 +68,16 @@ class Pricing:
 
     def _stage(self, stage: Stage, lowered: Lowered) -> float:
         rates = self.rates
-        moved = sum(self._move(_touched(place) * lowered.dtypes[name].itemsize) for name, place in _accesses(stage))
+        moved = sum(
+            self._move(_touched(place) * lowered.dtypes[name].itemsize) for name, place in _accesses(stage)
+        )
         nodes = list(walk(*(placed.value for placed in stage.placed)))
         work = sum(SCALAR_COST.get(node.op, 0) * _evaluations(node) for node in nodes)
         inner = _inner(stage)
         points = max(stage.rows, 1) * stage.cols
-        strided = sum(_touched(place) for _, place in _accesses(stage) if place.coefficient(inner) not in (0, 1))
+        strided = sum(
+            _touched(place) for _, place in _accesses(stage) if place.coefficient(inner) not in (0, 1)
+        )
         starts = points / max(inner.size, 1)
         if stage.product is not None:
             work += self._product(stage.product) / rates.unit_s
@@ -90,7 +94,9 @@ class Pricing:
         rows, cols = block_of(product)
         left, right = operands(product)
         again_left, again_right = max(n / cols, 1), max(m / rows, 1)
-        packed = batch * k * (n * again_right + (m * again_left if left.op != "load" else 0)) * self.rates.pack_s
+        packed = (
+            batch * k * (n * again_right + (m * again_left if left.op != "load" else 0)) * self.rates.pack_s
+        )
         computed = batch * k * (m * again_left * left.cost + n * again_right * right.cost) * self.rates.unit_s
         read = self._move(batch * k * m * 4) + self._move(batch * k * n * 4)
         return 2.0 * batch * m * n * k / self.rates.flops_per_s + packed + computed + read

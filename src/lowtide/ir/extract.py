@@ -56,7 +56,11 @@ def extract(graph: Graph, members: Collection[int]) -> Extract:
     made = {out for node in nodes for out in node.outputs}
     inputs = tuple(dict.fromkeys(v for node in nodes for v in node.inputs if v not in made))
     outputs = tuple(
-        out for node in nodes if node.id in inside for out in node.outputs if _needed_outside(graph, out, inside)
+        out
+        for node in nodes
+        if node.id in inside
+        for out in node.outputs
+        if _needed_outside(graph, out, inside)
     )
     return Extract(_body(graph, nodes, inputs, outputs), inputs, outputs)
 

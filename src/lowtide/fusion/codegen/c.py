@@ -69,7 +69,15 @@ def emit_kernel(name: str, lowered: Lowered) -> Source:
         writer.close()
     points = max((_points(stage) for stage in stages), default=0)
     text = _wrap(name, lowered.dtypes, writer, points)
-    return Source(text, writer.shared_bytes, writer.thread_bytes, points, writer.uses_torch, writer.uses_brgemm, _inplace(stages, lowered))
+    return Source(
+        text,
+        writer.shared_bytes,
+        writer.thread_bytes,
+        points,
+        writer.uses_torch,
+        writer.uses_brgemm,
+        _inplace(stages, lowered),
+    )
 
 
 def _points(stage: Stage) -> int:
@@ -114,7 +122,9 @@ def _inplace(stages: Sequence[Stage], lowered: Lowered) -> tuple[tuple[int, int]
         stores.setdefault(placed.item.store.buffer, set()).add(placed.place)
         for node in walk(placed.value):
             if node.leaf is not None and node.leaf.kind == "load":
-                loads.setdefault(node.leaf.source, set()).add(node.leaf.index if not node.args else Index.of(-1))
+                loads.setdefault(node.leaf.source, set()).add(
+                    node.leaf.index if not node.args else Index.of(-1)
+                )
     pairs = []
     for out, places in stores.items():
         for source, read in loads.items():

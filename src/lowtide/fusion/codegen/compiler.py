@@ -68,7 +68,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "vendor_id"))}))
+    return "\n".join(
+        sorted({line for line in lines if line.startswith(("model name", "flags", "vendor_id"))})
+    )
 
 
 def _torch_flags() -> tuple[str, ...]:
@@ -115,7 +117,9 @@ def load_library(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     runtimes = _openmp_runtimes()
     if len(runtimes) > 1:
-        raise CompileError(f"two OpenMP runtimes in one process ({', '.join(runtimes)}): kernels are not used")
+        raise CompileError(
+            f"two OpenMP runtimes in one process ({', '.join(runtimes)}): kernels are not used"
+        )
     return library
 
 

@@ -61,7 +61,9 @@ def _number(kernel: Kernel, op: str, x: Tensor, value: float) -> Tensor:
     return kernel.map(lambda b, v: b.apply(op, v, b.const(value, v.dtype)), x)
 
 
-def _sum(kernel: Kernel, metas: Metas, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Outputs:
+def _sum(
+    kernel: Kernel, metas: Metas, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Outputs:
     wide = _wide(kernel, x, metas[0].dtype)
     return (_stored(kernel, kernel.reduce("sum", wide, _axes(x, dim)), metas[0]),)
 
@@ -74,7 +76,9 @@ def _mean_of(kernel: Kernel, x: Tensor, axes: Sequence[int]) -> Tensor:
     return _number(kernel, "div", kernel.reduce("sum", x, axes), _count(x, axes))
 
 
-def _mean(kernel: Kernel, metas: Metas, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Outputs:
+def _mean(
+    kernel: Kernel, metas: Metas, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Outputs:
     return (_stored(kernel, _mean_of(kernel, _wide(kernel, x, metas[0].dtype), _axes(x, dim)), metas[0]),)
 
 
@@ -95,7 +99,9 @@ def _logical(kind: str) -> Callable[..., Outputs]:
     return lower
 
 
-def _prod(kernel: Kernel, metas: Metas, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Outputs:
+def _prod(
+    kernel: Kernel, metas: Metas, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Outputs:
     wide = _wide(kernel, x, metas[0].dtype)
     return (_stored(kernel, kernel.reduce("prod", wide, _axes(x, dim)), metas[0]),)
 
@@ -172,7 +178,9 @@ def _finite_or_zero(b: B, x: Expr) -> Expr:
     return b.where(infinite, b.const(0, x.dtype), x)
 
 
-def _softmax_backward(kernel: Kernel, metas: Metas, grad: Tensor, out: Tensor, dim: int, input_dtype: Any) -> Outputs:
+def _softmax_backward(
+    kernel: Kernel, metas: Metas, grad: Tensor, out: Tensor, dim: int, input_dtype: Any
+) -> Outputs:
     grad, out = _wide(kernel, grad), _wide(kernel, out)
     product = _op(kernel, "mul", grad, out)
     total = kernel.reduce("sum", product, _axes(out, dim))
@@ -205,7 +213,9 @@ def _normalised(b: B, x: Expr, mean: Expr, rstd: Expr) -> Expr:
 
 def _affine(kernel: Kernel, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None and bias is not None:
-        return kernel.map(lambda b, v, w, s: b.apply("fma", v, b.cast(w, v.dtype), b.cast(s, v.dtype)), x, weight, bias)
+        return kernel.map(
+            lambda b, v, w, s: b.apply("fma", v, b.cast(w, v.dtype), b.cast(s, v.dtype)), x, weight, bias
+        )
     if weight is not None:
         return kernel.map(lambda b, v, w: b.apply("mul", v, b.cast(w, v.dtype)), x, weight)
     if bias is not None:
@@ -384,7 +394,11 @@ def _mse_backward(
     def emit(b: B, g: Expr, v: Expr, t: Expr) -> Expr:
         return b.apply("mul", b.apply("mul", b.const(norm, v.dtype), b.apply("sub", v, t)), g)
 
-    return (_stored(kernel, kernel.map(emit, _wide(kernel, grad), _wide(kernel, x), _wide(kernel, target)), metas[0]),)
+    return (
+        _stored(
+            kernel, kernel.map(emit, _wide(kernel, grad), _wide(kernel, x), _wide(kernel, target)), metas[0]
+        ),
+    )
 
 
 def _ignored(b: B, target: Expr, ignore_index: int) -> Expr:
@@ -392,13 +406,21 @@ def _ignored(b: B, target: Expr, ignore_index: int) -> Expr:
 
 
 def _nll_forward(
-    kernel: Kernel, metas: Metas, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+    kernel: Kernel,
+    metas: Metas,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
 ) -> Outputs:
     """Negative log-likelihood, reading log-probabilities at the target (as a masked sum over classes)."""
     picked = _at_target(kernel, x, target, ignore_index)
     if weight is not None or reduction == 0:
         raise Unfusable("nll_loss with class weights or without reduction")
-    valid = kernel.map(lambda b, t: b.cast(b.apply("not", _ignored(b, t, ignore_index)), x.dtype), target, dtype=x.dtype)
+    valid = kernel.map(
+        lambda b, t: b.cast(b.apply("not", _ignored(b, t, ignore_index)), x.dtype), target, dtype=x.dtype
+    )
     axes = tuple(range(len(target.shape)))
     count, total = kernel.reduce("sum", valid, axes), kernel.reduce("sum", picked, axes)
     loss = kernel.map(lambda b, s: b.apply("neg", s), total)
@@ -460,13 +482,17 @@ def _plus_product(kernel: Kernel, bias: Tensor, product: Tensor, beta: Any, alph
     return _op(kernel, "add", product, bias)
 
 
-def _addmm(kernel: Kernel, metas: Metas, bias: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Outputs:
+def _addmm(
+    kernel: Kernel, metas: Metas, bias: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1
+) -> Outputs:
     (product,) = _mm(kernel, metas, x, y)
     assert product is not None
     return (_plus_product(kernel, bias, product, beta, alpha),)
 
 
-def _baddbmm(kernel: Kernel, metas: Metas, bias: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Outputs:
+def _baddbmm(
+    kernel: Kernel, metas: Metas, bias: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1
+) -> Outputs:
     return (_plus_product(kernel, bias, kernel.contract(x, y), beta, alpha),)
 
 

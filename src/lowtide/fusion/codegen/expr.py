@@ -159,9 +159,13 @@ class Builder:
 
     def load(self, buffer: str, index: Index, dtype: torch.dtype) -> Expr:
         """``buffer[index]``, widened if it is bfloat16."""
-        return self._make("load", (), compute_dtype(dtype), Leaf("load", source=buffer, index=index, stored=dtype))
+        return self._make(
+            "load", (), compute_dtype(dtype), Leaf("load", source=buffer, index=index, stored=dtype)
+        )
 
-    def gather(self, buffer: str, index: Index, row: Expr, stride: int, bound: int, dtype: torch.dtype) -> Expr:
+    def gather(
+        self, buffer: str, index: Index, row: Expr, stride: int, bound: int, dtype: torch.dtype
+    ) -> Expr:
         """``buffer[index + stride * row]`` with `row` checked against ``[0, bound)`` when it runs."""
         leaf = Leaf("load", source=buffer, index=index, stride=stride, bound=bound, stored=dtype)
         return self._make("load", (row,), compute_dtype(dtype), leaf)

@@ -95,11 +95,15 @@ class Flat(Loops):
         writer.open("for (int64_t u = span.lo; u < span.hi; ++u)")
         declare(writer, (*others, Var("band", bands)), "u")
         writer.line(f"const int64_t first = band * {TILE_ACROSS};")
-        writer.line(f"const int64_t nu = {across.size} - first < {TILE_ACROSS} ? {across.size} - first : {TILE_ACROSS};")
+        writer.line(
+            f"const int64_t nu = {across.size} - first < {TILE_ACROSS} ? {across.size} - first : {TILE_ACROSS};"
+        )
         self.enter(others)
         self.hoist(roots)
         writer.open(f"for (int64_t start = 0; start < {last.size}; start += {TILE_LAST})")
-        writer.line(f"const int64_t nl = {last.size} - start < {TILE_LAST} ? {last.size} - start : {TILE_LAST};")
+        writer.line(
+            f"const int64_t nl = {last.size} - start < {TILE_LAST} ? {last.size} - start : {TILE_LAST};"
+        )
         for node in [n for n in self._loads(roots) if self._turned(n, across, last)]:
             self._transpose(node, across, last)
         writer.open("for (int64_t du = 0; du < nu; ++du)")
@@ -117,11 +121,15 @@ class Flat(Loops):
         leaf = node.leaf
         assert leaf is not None and leaf.stored is not None
         kind, name = memory_type(leaf.stored), self.writer.fresh("x")
-        self.writer.line(f"{kind}* const {name} = ({kind}*)(own + {self.writer.own(TILE_ACROSS * (TILE_LAST + TILE_PAD) * 8)});")
+        self.writer.line(
+            f"{kind}* const {name} = ({kind}*)(own + {self.writer.own(TILE_ACROSS * (TILE_LAST + TILE_PAD) * 8)});"
+        )
         starts = {across: Index.of(Var("first", across.size)), last: Index.of(Var("start", last.size))}
         place = index_text(leaf.index.substitute(lambda var: starts.get(var) or Index.of(var)))
         step = leaf.index.coefficient(last)
-        self.writer.line(f"lt_transpose({leaf.source} + {place}, {step}, {name}, {TILE_LAST + TILE_PAD}, nu, nl);")
+        self.writer.line(
+            f"lt_transpose({leaf.source} + {place}, {step}, {name}, {TILE_LAST + TILE_PAD}, nu, nl);"
+        )
         self.kept[node] = name
 
     def _one_loop(self, var: Var, roots: Sequence[Expr], slow: bool) -> None:
@@ -150,7 +158,11 @@ class Flat(Loops):
             kind = compute_type(node.dtype)
             array = writer.fresh("q")
             writer.line(f"{kind}* const {array} = ({kind}*)(own + {writer.own(SQRT_BLOCK * 8)});")
-            self._block_loop(var, [node.args[0]], lambda a=array, n=node: f"{a}[{var.name} - base] = {self.name_of(n.args[0])};")
+            self._block_loop(
+                var,
+                [node.args[0]],
+                lambda a=array, n=node: f"{a}[{var.name} - base] = {self.name_of(n.args[0])};",
+            )
             writer.line(f"lt_torch_sqrt({array}, stop - base);")
             self.kept[node] = array
         self._block_loop(var, roots, None)

@@ -103,7 +103,11 @@ class Gemm(Loops):
         writer = self.writer
         panels = (self.cols + PANEL - 1) // PANEL
         depth = min(self.product.sizes[3], BLOCK)
-        for name, count in (("acc", self.rows * self.cols), ("right", panels * PANEL * depth), ("left", TILE * (depth + 16))):
+        for name, count in (
+            ("acc", self.rows * self.cols),
+            ("right", panels * PANEL * depth),
+            ("left", TILE * (depth + 16)),
+        ):
             writer.line(f"float* const {name} = (float*)(own + {writer.own(count * 4)});")
 
     def _multiply(self) -> None:
@@ -125,7 +129,9 @@ class Gemm(Loops):
 
     def _place(self, index: Index, starts: dict[str, str]) -> str:
         """An index with some variables replaced by where a block starts."""
-        return index_text(index.substitute(lambda var: Index.of(Var(starts.get(var.name, var.name), var.size))))
+        return index_text(
+            index.substitute(lambda var: Index.of(Var(starts.get(var.name, var.name), var.size)))
+        )
 
     def _pack_right(self, depth: int) -> None:
         """``right[panel][k][64]`` for the block's columns."""
@@ -154,7 +160,12 @@ class Gemm(Loops):
         element, _ = operands(self.product)
         index = _plain(element)
         writer.line("const int64_t mi = m0 + it; (void)mi;")
-        if index is not None and _straight(index, m, k) and index.coefficient(k) == 1 and index.coefficient(m) >= 1:
+        if (
+            index is not None
+            and _straight(index, m, k)
+            and index.coefficient(k) == 1
+            and index.coefficient(m) >= 1
+        ):
             place = self._place(index, {"m": "mi", "k": "k0"})
             assert element.leaf is not None
             return f"{element.leaf.source} + {place}", str(index.coefficient(m))
@@ -162,7 +173,9 @@ class Gemm(Loops):
         if index is not None and _straight(index, m, k) and index.coefficient(m) == 1:
             place, source = self._place(index, {"m": "mi", "k": "k0"}), element.leaf
             assert source is not None
-            writer.line(f"lt_transpose({source.source} + {place}, {index.coefficient(k)}, left, {step}, ir, kr);")
+            writer.line(
+                f"lt_transpose({source.source} + {place}, {index.coefficient(k)}, left, {step}, ir, kr);"
+            )
         else:
             self._compute(element, ("m", "mi", "ir"), ("k", "k0", "kr"), "left", step)
         return "left", str(step)
@@ -239,7 +252,9 @@ class Gemm(Loops):
         for placed in self.stage.placed:
             self.store(placed)
         if self.product.name in self.spilled:
-            self.writer.line(f"{self.product.name}_all[r * {self.stage.cols} + n0 + j] = acc[i * {self.cols} + j];")
+            self.writer.line(
+                f"{self.product.name}_all[r * {self.stage.cols} + n0 + j] = acc[i * {self.cols} + j];"
+            )
         self.scopes.pop()
         self.writer.close()
 
@@ -261,5 +276,8 @@ def _plain(element: Expr) -> Index | None:
 def _straight(index: Index, *variables: Var) -> bool:
     """Whether none of `variables` is inside a quotient or a remainder."""
     return not any(
-        var in atom.index.variables for atom, _ in index.terms if not isinstance(atom, Var) for var in variables
+        var in atom.index.variables
+        for atom, _ in index.terms
+        if not isinstance(atom, Var)
+        for var in variables
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lowtide.fusion.codegen.ctext import compute_type, index_text, memory_type
 from lowtide.fusion.codegen.expr import Expr, walk
-from lowtide.fusion.codegen.folds import COMBINE, as_lane, identity, result_dtype, total_type
+from lowtide.fusion.codegen.folds import COMBINE, as_lane, identity, is_float_sum, result_dtype, total_type
 from lowtide.fusion.codegen.index import Var
 from lowtide.fusion.codegen.loops import declare, size
 from lowtide.fusion.codegen.nest import Placed
@@ -20,6 +20,7 @@ from lowtide.fusion.codegen.tensor import Reduction
 __all__ = ["Lanes"]
 
 LANES = 256  # rows in one tile
+RUN = 64  # columns summed in float32 before the float64 total takes over
 
 
 class Lanes(Rows):
@@ -43,7 +44,9 @@ class Lanes(Rows):
         writer.open("for (int64_t u = span.lo; u < span.hi; ++u)")
         declare(writer, (*outer, Var("tile", tiles)), "u")
         writer.line(f"const int64_t base = tile * {self.tile};")
-        writer.line(f"const int64_t width = {last.size} - base < {self.tile} ? {last.size} - base : {self.tile};")
+        writer.line(
+            f"const int64_t width = {last.size} - base < {self.tile} ? {last.size} - base : {self.tile};"
+        )
         self.enter(outer)
         for number in range(len(self.passes)):
             self._pass(number)
@@ -131,24 +134,48 @@ class Lanes(Rows):
 
     def _columns(self, items: Sequence[Placed], keep: Sequence[tuple[Expr, str]]) -> None:
         writer = self.writer
+        sums = [p for p in items if is_float_sum(p)]
         for placed in items:
-            reduction = placed.item.reduction
-            if reduction is not None:
-                kind = total_type(reduction, placed.value.dtype)
-                writer.line(f"{kind} {placed.item.name}_sum[{self.tile}];")
-                writer.line(
-                    f"for (int64_t lane = 0; lane < width; ++lane) {placed.item.name}_sum[lane] = {identity(reduction)};"
-                )
-        for var in self.stage.col_parts:
-            size = 0 if self.stage.cols == 0 else var.size
-            writer.open(f"for (int64_t {var.name} = 0; {var.name} < {size}; ++{var.name})")
+            if placed.item.reduction is not None:
+                self._declare_total(placed, placed.item.reduction)
+        *outer, last = self.stage.col_parts
+        for var in outer:
+            writer.open(f"for (int64_t {var.name} = 0; {var.name} < {var.size}; ++{var.name})")
             self.enter((var,))
             self.hoist([p.value for p in items])
+        length = 0 if self.stage.cols == 0 else last.size
+        step = RUN if sums else max(length, 1)
+        writer.open(f"for (int64_t from = 0; from < {length}; from += {step})")
+        for placed in sums:
+            writer.line(f"std::memset({placed.item.name}_part, 0, sizeof {placed.item.name}_part);")
+        stop = f"(from + {step} < {length} ? from + {step} : {length})"
+        writer.open(f"for (int64_t {last.name} = from; {last.name} < {stop}; ++{last.name})")
+        self.enter((last,))
+        self.hoist([p.value for p in items])
         self._lane_loop(items, keep)
-        for _ in self.stage.col_parts:
+        self.scopes.pop()
+        writer.close()
+        for placed in sums:
+            name = placed.item.name
+            writer.line("#pragma omp simd")
+            writer.line(
+                f"for (int64_t lane = 0; lane < width; ++lane) {name}_sum[lane] += {name}_part[lane];"
+            )
+        writer.close()
+        for _ in outer:
             self.scopes.pop()
             writer.close()
         self.kept.update(keep)
+
+    def _declare_total(self, placed: Placed, reduction: Reduction) -> None:
+        """The accumulators of a tile; float sums add runs of columns in float32 first."""
+        name, kind = placed.item.name, total_type(reduction, placed.value.dtype)
+        self.writer.line(f"{kind} {name}_sum[{self.tile}];")
+        self.writer.line(
+            f"for (int64_t lane = 0; lane < width; ++lane) {name}_sum[lane] = {identity(reduction)};"
+        )
+        if is_float_sum(placed):
+            self.writer.line(f"float {name}_part[{self.tile}];")
 
     def _lane_loop(self, items: Sequence[Placed], keep: Sequence[tuple[Expr, str]]) -> None:
         gathers = any(n.op == "load" and n.args for n in walk(*(p.value for p in items)))
@@ -161,7 +188,8 @@ class Lanes(Rows):
                 self.store(placed)
             else:
                 combine, value = COMBINE[placed.item.reduction.kind], self.name_of(placed.value)
-                self.writer.line(combine.format(f"{placed.item.name}_sum[lane]", as_lane(placed, value)))
+                array = "part" if is_float_sum(placed) else "sum"
+                self.writer.line(combine.format(f"{placed.item.name}_{array}[lane]", as_lane(placed, value)))
         self._close_lanes()
 
     def _finish(self, reduction: Reduction) -> None:

@@ -36,7 +36,7 @@ from lowtide.ir.graph import Graph, Role, TensorMeta
 
 __all__ = ["Kernel", "KernelLibrary", "NoCompilerWarning", "Signature", "compile_bodies", "emit_source"]
 
-_BARRIER = "#define lt_barrier(n) do { if ((n) > 1) { _Pragma(\"omp barrier\") } } while (0)\n"
+_BARRIER = '#define lt_barrier(n) do { if ((n) > 1) { _Pragma("omp barrier") } } while (0)\n'
 
 
 class NoCompilerWarning(UserWarning):
@@ -83,7 +83,11 @@ class Kernel:
     ) -> Callable[[], None]:
         """A call with fixed addresses (about a microsecond); `scalars` may be a ctypes array to refill."""
         addresses = (ctypes.c_void_p * max(len(pointers), 1))(*pointers)
-        numbers = scalars if isinstance(scalars, ctypes.Array) else (ctypes.c_double * max(len(scalars), 1))(*scalars)
+        numbers = (
+            scalars
+            if isinstance(scalars, ctypes.Array)
+            else (ctypes.c_double * max(len(scalars), 1))(*scalars)
+        )
         room, count, function = ctypes.c_void_p(scratch), ctypes.c_long(threads), self.function
 
         def run() -> None:
@@ -123,7 +127,13 @@ def _signature(body: Graph, source: Source) -> Signature:
     scalars = tuple(k for k, v in enumerate(body.inputs) if body.storage_of(v).role is Role.HOST)
     tensors = tuple(k for k in range(len(body.inputs)) if k not in scalars)
     return Signature(
-        tensors, scalars, len(body.outputs), source.inplace, source.shared_bytes, source.thread_bytes, source.points
+        tensors,
+        scalars,
+        len(body.outputs),
+        source.inplace,
+        source.shared_bytes,
+        source.thread_bytes,
+        source.points,
     )
 
 

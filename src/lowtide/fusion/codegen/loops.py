@@ -76,7 +76,9 @@ def declare(writer: Writer, variables: Sequence[Var], flat: str) -> None:
     for place, var in enumerate(reversed(variables)):
         outermost = place == len(variables) - 1
         text = f"{flat} / {step}" if step > 1 else flat
-        lines.append(f"const int64_t {var.name} = {text if outermost else f'{text} % {var.size}'}; (void){var.name};")
+        lines.append(
+            f"const int64_t {var.name} = {text if outermost else f'{text} % {var.size}'}; (void){var.name};"
+        )
         step *= var.size
     for text in reversed(lines):
         writer.line(text)

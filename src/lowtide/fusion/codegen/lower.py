@@ -163,7 +163,11 @@ class _Lowering:
                 raise Unfusable(f"node {node.id} writes what its rule does not define")
             if result.shape != home.meta.shape:
                 result = self.kernel.map(lambda b, x, y: y, self.tensor(value), result)
-            cast = result if result.dtype == home.meta.dtype else self.kernel.map(_same, result, dtype=home.meta.dtype)
+            cast = (
+                result
+                if result.dtype == home.meta.dtype
+                else self.kernel.map(_same, result, dtype=home.meta.dtype)
+            )
             self.written[home.storage] = (value, cast)
 
     def _lower(self, node: Node, op: Aten, metas: Sequence[TensorMeta]) -> Sequence[Tensor | None]:
@@ -302,7 +306,9 @@ def _promoted(operands: Sequence[Any]) -> torch.dtype:
 def _full(kernel: Kernel, meta: TensorMeta, args: Mapping[str, Any]) -> Tensor:
     value = args.get("fill_value", args.get("value", 0))
     if isinstance(value, Tensor):
-        return kernel.map(lambda b, x, v: b.cast(v, x.dtype), kernel.constant(0, meta.shape, meta.dtype), value)
+        return kernel.map(
+            lambda b, x, v: b.cast(v, x.dtype), kernel.constant(0, meta.shape, meta.dtype), value
+        )
     if isinstance(value, Expr):
         return Tensor(meta.shape, meta.dtype, lambda _: kernel.builder.cast(value, meta.dtype))
     return kernel.constant(value, meta.shape, meta.dtype)

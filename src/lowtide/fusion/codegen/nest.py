@@ -89,7 +89,9 @@ class Stage:
         if self.product is not None:
             return frozenset({self.product.name})
         return frozenset(
-            item.name for item, rows, _ in self.members if item.reduction is not None and not _across(item, rows)
+            item.name
+            for item, rows, _ in self.members
+            if item.reduction is not None and not _across(item, rows)
         )
 
     def holds(self, node: Expr) -> bool:
@@ -101,10 +103,14 @@ class Stage:
     @property
     def lanes(self) -> bool:
         """Whether memory is contiguous along rows rather than along columns."""
+        if any(placed.across for placed in self.placed):
+            return False
         row, col = self.row_parts[-1], self.col_parts[-1]
         score = 0
         for placed in self.placed:
-            indices = [n.leaf.index for n in walk(placed.value) if n.leaf is not None and n.leaf.kind == "load"]
+            indices = [
+                n.leaf.index for n in walk(placed.value) if n.leaf is not None and n.leaf.kind == "load"
+            ]
             for index in [*indices, placed.place] if placed.item.store is not None else indices:
                 touched = prod(var.size for var in index.variables)
                 score += touched * ((index.coefficient(row) == 1) - (index.coefficient(col) == 1))
@@ -149,7 +155,7 @@ def plan_stages(kernel: Kernel) -> tuple[Stage, ...]:
     items = [item for item in _items(kernel) if item.store is None or item.numel]
     needed = _live(items)
     stages: list[Stage] = []
-    home: dict[str, int] = {}
+    home: dict[str, tuple[int, int]] = {}
     for item in items:
         if item.store is not None or item.name in needed:
             home[item.name] = _assign(item, stages, home)
@@ -182,19 +188,25 @@ def _live(items: Sequence[Item]) -> frozenset[str]:
     return frozenset(needed)
 
 
-def _assign(item: Item, stages: list[Stage], home: dict[str, int]) -> int:
+def _assign(item: Item, stages: list[Stage], home: dict[str, tuple[int, int]]) -> tuple[int, int]:
     """Put `item` into the first stage that fits, or open one; returns its number."""
     references = _references(item)
-    first = max((home[source] for source, _ in references), default=0)
+    first = max((ready for _, ready in (home[source] for source, _ in references)), default=0)
     for number in range(first, len(stages)):
         stage = stages[number]
-        local = [place for source, place in references if home[source] == number]
+        local = [place for source, place in references if home[source][0] == number]
         split = _fit(item, stage, local)
         if split is not None:
             stage.members.append((item, *split))
-            return number
+            return _home(item, number, split[0])
     stages.append(_open(item))
-    return len(stages) - 1
+    members = stages[-1].members
+    return _home(item, len(stages) - 1, members[0][1] if members else ())
+
+
+def _home(item: Item, number: int, rows: tuple[int, ...]) -> tuple[int, int]:
+    """(stage, first stage that may read the result)."""
+    return number, number + 1 if _across(item, rows) else number
 
 
 def _open(item: Item) -> Stage:
@@ -205,14 +217,36 @@ def _open(item: Item) -> Stage:
     if item.kept is None:
         return Stage(0, item.numel, [(item, (), _memory_order(item))])
     rows, cols = axes[: item.kept], axes[item.kept :]
-    return Stage(prod(item.sizes[: item.kept]), prod(item.sizes[item.kept :]), [(item, rows, cols)])
+    if _sums_rows(item):
+        rows, cols = cols, rows
+    return Stage(prod(item.sizes[k] for k in rows), prod(item.sizes[k] for k in cols), [(item, rows, cols)])
+
+
+def _sums_rows(item: Item) -> bool:
+    """Whether a reduction is best run as sums across contiguous rows (a bias gradient)."""
+    reduction, kept = item.reduction, item.kept
+    if reduction is None or kept is None or reduction.kind != "sum" or not reduction.dtype.is_floating_point:
+        return False
+    width, depth = prod(item.sizes[:kept]), prod(item.sizes[kept:])
+    if not 32 <= width <= 4096 or depth < 2:
+        return False
+    axes = [Var(f"d{k}", size) for k, size in enumerate(item.sizes)]
+    inner = next((axis for axis in reversed(axes[:kept]) if axis.size > 1), axes[0])
+    last = next((axis for axis in reversed(axes[kept:]) if axis.size > 1), axes[-1])
+    score = 0
+    for node in walk(item.build(_axis_vars(item))):
+        if node.leaf is not None and node.leaf.kind == "load":
+            score += (node.leaf.index.coefficient(inner) == 1) - (node.leaf.index.coefficient(last) == 1)
+    return score > 0
 
 
 def _memory_order(item: Item) -> tuple[int, ...]:
     """The axes of a store as they lie in memory, outermost first."""
     assert item.store is not None
     stride = item.store.stride
-    return tuple(sorted(range(len(item.sizes)), key=lambda k: -stride[k] if item.sizes[k] > 1 else -(1 << 62)))
+    return tuple(
+        sorted(range(len(item.sizes)), key=lambda k: -stride[k] if item.sizes[k] > 1 else -(1 << 62))
+    )
 
 
 def _fit_flat(item: Item, stage: Stage) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -235,14 +269,18 @@ def _fit(item: Item, stage: Stage, local: Sequence[Index]) -> tuple[tuple[int, .
         return _fit_product(item, stage, local)
     if stage.flat:
         return None if local else _fit_flat(item, stage)
-    if (item.kept is None and stage.cols <= 1):
+    if item.kept is None and stage.cols <= 1:
+        return None
+    if item.kept is not None and not _joins(item, stage, local):
         return None
     rows = _row_axes(item, stage, local, axes)
     if rows is None:
         return None
     cols = tuple(k for k in axes if k not in rows)
     width = prod(item.sizes[k] for k in cols)
-    if prod(item.sizes[k] for k in rows) != stage.rows or (width != stage.cols and (width != 1 or item.kept is not None)):
+    if prod(item.sizes[k] for k in rows) != stage.rows or (
+        width != stage.cols and (width != 1 or item.kept is not None)
+    ):
         return None
     row = flatten([_axis_vars(item)[k] for k in rows], [item.sizes[k] for k in rows])
     return (rows, cols) if all(place == row for place in local) else None
@@ -262,13 +300,30 @@ def _fit_product(
     return (rows, order[len(rows) :]) if fits else None
 
 
-def _row_axes(item: Item, stage: Stage, local: Sequence[Index], axes: Sequence[int]) -> tuple[int, ...] | None:
+def _joins(item: Item, stage: Stage, local: Sequence[Index]) -> bool:
+    """Whether a reduction may join: sums across rows ride on any pass over contiguous rows, others need a
+    stage whose own reductions run along its rows."""
+    first = stage.members[0][0].reduction if stage.members else None
+    if _sums_rows(item):
+        return (_adds_across(stage) and not local) or (first is not None and first.trailing)
+    return not _adds_across(stage)
+
+
+def _adds_across(stage: Stage) -> bool:
+    """Whether the stage was opened by a sum across its rows."""
+    return bool(stage.members) and _across(*stage.members[0][:2])
+
+
+def _row_axes(
+    item: Item, stage: Stage, local: Sequence[Index], axes: Sequence[int]
+) -> tuple[int, ...] | None:
     if item.kept is not None:
-        return tuple(k for k in axes if k < item.kept)
+        across = _sums_rows(item)
+        return tuple(k for k in axes if (k >= item.kept) == across)
     if local:
         return _decode(local[0], item)
     first = stage.members[0][0].reduction if stage.members else None
-    if first is not None and not first.trailing:  # its rows are the last axes
+    if first is not None and not first.trailing and not _adds_across(stage):  # its rows are the last axes
         return tuple(reversed(_take(item, stage.rows, tuple(reversed(axes)))))
     return _take(item, stage.rows, axes)
 
@@ -326,7 +381,9 @@ def _merge_columns(stages: list[Stage]) -> list[Stage]:
         if host is None:
             result.append(stage)
             continue
-        host.members.extend((item, cols, rows) for item, rows, cols in stage.members if item.reduction is not None)
+        host.members.extend(
+            (item, cols, rows) for item, rows, cols in stage.members if item.reduction is not None
+        )
         _settle(host)
         stores = [item for item, _, _ in stage.members if item.store is not None]
         if stores:
@@ -380,7 +437,9 @@ def _place(stage: Stage, item: Item, rows: tuple[int, ...], cols: tuple[int, ...
         place = Index.of(item.store.offset)
         for index, step in zip(indices, item.store.stride, strict=True):
             place = place + index * step
-    row_only = not stage.flat and item.kept is None and not any(item.sizes[k] > 1 for k in cols) and stage.cols > 1
+    row_only = (
+        not stage.flat and item.kept is None and not any(item.sizes[k] > 1 for k in cols) and stage.cols > 1
+    )
     return Placed(item, item.build(tuple(indices)), place, row_only, _across(item, rows))
 
 

@@ -173,7 +173,9 @@ def _gelu_backward(b: B, grad: Expr, x: Expr, approximate: str) -> Expr:
     half, one = _num(b, x, 0.5), _num(b, x, 1)
     square = b.apply("mul", x, x)
     if approximate == "none":
-        cdf = b.apply("mul", half, b.apply("add", one, b.apply("erf", b.apply("mul", x, _num(b, x, math.sqrt(0.5))))))
+        cdf = b.apply(
+            "mul", half, b.apply("add", one, b.apply("erf", b.apply("mul", x, _num(b, x, math.sqrt(0.5)))))
+        )
         density = b.apply("exp", b.apply("mul", square, _num(b, x, -0.5)))
         density = b.apply("mul", density, _num(b, x, 1 / math.sqrt(2 * math.pi)))
         return b.apply("mul", grad, b.apply("fma", x, density, cdf))
@@ -231,7 +233,9 @@ def _elu(b: B, x: Expr, alpha: float, scale: float, input_scale: float) -> Expr:
 
 def _hardsigmoid(b: B, x: Expr) -> Expr:
     shifted = b.apply("add", x, _num(b, x, 3))
-    return b.apply("div", b.apply("min", b.apply("max", shifted, _num(b, x, 0)), _num(b, x, 6)), _num(b, x, 6))
+    return b.apply(
+        "div", b.apply("min", b.apply("max", shifted, _num(b, x, 0)), _num(b, x, 6)), _num(b, x, 6)
+    )
 
 
 def _hardswish(b: B, x: Expr) -> Expr:

@@ -97,7 +97,9 @@ class Rows(Loops):
         result = []
         for node in self.keep_at.get(number, []):
             kind, name = memory_type(node.dtype), self.writer.fresh("k")
-            self.writer.line(f"{kind}* const {name} = ({kind}*)(own + {self.writer.own(self.kept_bytes(node))});")
+            self.writer.line(
+                f"{kind}* const {name} = ({kind}*)(own + {self.writer.own(self.kept_bytes(node))});"
+            )
             result.append((node, name))
         return result
 
@@ -139,21 +141,27 @@ class Inner(Rows):
         for placed in across:
             name, kind = placed.item.name, compute_type(placed.value.dtype)
             writer.line(f"{kind}* const {name}_acc = ({kind}*)(own + {writer.own(cols * 8)});")
-            writer.line(f"double* const {name}_groups = (double*)(scratch + {writer.share(groups * cols * 8)});")
+            writer.line(
+                f"double* const {name}_groups = (double*)(scratch + {writer.share(groups * cols * 8)});"
+            )
         writer.line(f"const lt_span span = lt_share({groups}, 1, thread, threads);")
         writer.open("for (int64_t g = span.lo; g < span.hi; ++g)")
         for placed in across:
             writer.line(f"std::memset({placed.item.name}_groups + g * {cols}, 0, {cols * 8});")
         writer.line(f"int64_t stop = {blocks} * (g + 1) / {groups} * {ACROSS_ROWS};")
         writer.line(f"if (stop > {rows}) stop = {rows};")
-        writer.open(f"for (int64_t b = {blocks} * g / {groups} * {ACROSS_ROWS}; b < stop; b += {ACROSS_ROWS})")
+        writer.open(
+            f"for (int64_t b = {blocks} * g / {groups} * {ACROSS_ROWS}; b < stop; b += {ACROSS_ROWS})"
+        )
         for placed in across:
             writer.line(f"std::memset({placed.item.name}_acc, 0, {cols * placed.value.dtype.itemsize});")
         self._rows("b", f"(b + {ACROSS_ROWS} < stop ? b + {ACROSS_ROWS} : stop)")
         for placed in across:
             name = placed.item.name
             writer.line("#pragma omp simd")
-            writer.line(f"for (int64_t c = 0; c < {cols}; ++c) {name}_groups[g * {cols} + c] += {name}_acc[c];")
+            writer.line(
+                f"for (int64_t c = 0; c < {cols}; ++c) {name}_groups[g * {cols} + c] += {name}_acc[c];"
+            )
         writer.close()
         writer.close()
         writer.line("lt_barrier(threads);")
@@ -167,7 +175,9 @@ class Inner(Rows):
             name = placed.item.name
             assert placed.item.reduction is not None
             writer.line(f"double {name}_sum = 0;")
-            writer.line(f"for (int64_t g = 0; g < {groups}; ++g) {name}_sum += {name}_groups[g * {cols} + c];")
+            writer.line(
+                f"for (int64_t g = 0; g < {groups}; ++g) {name}_sum += {name}_groups[g * {cols} + c];"
+            )
             kind = compute_type(result_dtype(placed.item.reduction))
             writer.line(f"{name}_all[c] = ({kind}){name}_sum;")
         writer.close()
@@ -206,7 +216,11 @@ class Inner(Rows):
         self.kept.update(keep)
 
     def _lanes(
-        self, last: Var, items: Sequence[Placed], reductions: Sequence[Placed], keep: Sequence[tuple[Expr, str]]
+        self,
+        last: Var,
+        items: Sequence[Placed],
+        reductions: Sequence[Placed],
+        keep: Sequence[tuple[Expr, str]],
     ) -> None:
         writer = self.writer
         size = 0 if self.stage.cols == 0 else last.size
@@ -237,7 +251,9 @@ class Inner(Rows):
             writer.close()
 
     def _gathers(self, items: Sequence[Placed], last: Var) -> bool:
-        return any(n.op == "load" and n.args and last in n.args[0].variables for n in walk(*(p.value for p in items)))
+        return any(
+            n.op == "load" and n.args and last in n.args[0].variables for n in walk(*(p.value for p in items))
+        )
 
     def _body(self, last: Var, items: Sequence[Placed], keep: Sequence[tuple[Expr, str]]) -> None:
         self.enter((last,))
@@ -248,7 +264,9 @@ class Inner(Rows):
             if placed.item.reduction is None:
                 self.store(placed)
             elif placed.across:
-                self.writer.line(f"{placed.item.name}_acc[{self.col_text()}] += {self.name_of(placed.value)};")
+                self.writer.line(
+                    f"{placed.item.name}_acc[{self.col_text()}] += {self.name_of(placed.value)};"
+                )
             else:
                 self._combine(placed)
         self.scopes.pop()

@@ -23,7 +23,17 @@ from lowtide.errors import LowtideError
 from lowtide.fusion.codegen.expr import Builder, Expr
 from lowtide.fusion.codegen.index import Index, flatten, unflatten
 
-__all__ = ["Contraction", "Kernel", "Piece", "Reduction", "Store", "Tensor", "Unfusable", "broadcast", "reshape"]
+__all__ = [
+    "Contraction",
+    "Kernel",
+    "Piece",
+    "Reduction",
+    "Store",
+    "Tensor",
+    "Unfusable",
+    "broadcast",
+    "reshape",
+]
 
 At = Callable[[tuple[Index, ...]], Expr]
 
@@ -62,7 +72,9 @@ class Tensor:
         found = self._memo.get(indices)
         if found is None:
             if self.pieces:
-                raise Unfusable("a concatenation is read by something that is not element-wise: keep it apart")
+                raise Unfusable(
+                    "a concatenation is read by something that is not element-wise: keep it apart"
+                )
             found = self._memo[indices] = self.rule(indices)
         return found
 
@@ -146,7 +158,9 @@ class Kernel:
             pieces.append(Piece(piece.start, piece.stop, self.map(emit, *parts, dtype=dtype)))
         return Tensor(split.shape, dtype, split.rule, split.axis, tuple(pieces))
 
-    def reduce(self, kind: str, tensor: Tensor, axes: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    def reduce(
+        self, kind: str, tensor: Tensor, axes: Sequence[int], dtype: torch.dtype | None = None
+    ) -> Tensor:
         """Combine over `axes`; they stay with size 1.  `dtype` is the result's (default: the input's)."""
         axes = tuple(sorted({axis % len(tensor.shape) for axis in axes})) if tensor.shape else ()
         stored = dtype or tensor.dtype
@@ -185,11 +199,16 @@ class Kernel:
         name = f"g{len(self.reductions)}"
         self.reductions.append(
             Contraction(
-                name, (batch, m, n, k), lambda b, i, j: left.at((b, i, j)), lambda b, i, j: right.at((b, i, j))
+                name,
+                (batch, m, n, k),
+                lambda b, i, j: left.at((b, i, j)),
+                lambda b, i, j: right.at((b, i, j)),
             )
         )
         shape = (batch, m, n)
-        return Tensor(shape, torch.float32, lambda ix: self.builder.reduced(name, flatten(ix, shape), torch.float32))
+        return Tensor(
+            shape, torch.float32, lambda ix: self.builder.reduced(name, flatten(ix, shape), torch.float32)
+        )
 
     def _register(
         self,

@@ -128,7 +128,9 @@ def _unbind(kernel: Kernel, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(_select(kernel, x, dim, k)[0] for k in range(x.shape[_axis(x, dim)]))
 
 
-def _cat(kernel: Kernel, tensors: Sequence[Tensor], dim: int = 0, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+def _cat(
+    kernel: Kernel, tensors: Sequence[Tensor], dim: int = 0, dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
     parts = [t for t in tensors if t.shape != (0,)] or list(tensors[:1])
     stored = dtype or parts[0].dtype
     axis, start, pieces = _axis(parts[0], dim), 0, []
@@ -183,7 +185,9 @@ def _slice_backward(
     return _pad(kernel, grad, pad)
 
 
-def _select_backward(kernel: Kernel, grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> tuple[Tensor, ...]:
+def _select_backward(
+    kernel: Kernel, grad: Tensor, sizes: Sequence[int], dim: int, index: int
+) -> tuple[Tensor, ...]:
     axis = dim % len(sizes)
     start = index % sizes[axis]
     return _slice_backward(kernel, _unsqueeze(kernel, grad, axis)[0], sizes, axis, start, start + 1, 1)
@@ -250,7 +254,9 @@ def _index_select(kernel: Kernel, x: Tensor, dim: int, index: Tensor) -> tuple[T
     return (_rows(kernel, x, _axis(x, dim), index),)
 
 
-def _gather_op(kernel: Kernel, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> tuple[Tensor, ...]:
+def _gather_op(
+    kernel: Kernel, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False
+) -> tuple[Tensor, ...]:
     axis = _axis(x, dim)
 
     def rule(indices: tuple[Index, ...]) -> Expr:
