@@ -24,6 +24,7 @@ import numpy as np
 
 from lowtide.analysis.axis import Axis
 from lowtide.analysis.dims import axes
+from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.errors import LowtideError
 from lowtide.ir import Fission, Graph, Merge, Node
 from lowtide.schedule.heuristics import best_schedule
@@ -182,9 +183,10 @@ def open_base(
     outer = open_level(graph, estimator, seed)
     if not deep:
         return Base(label, tuple(applied), outer)
-    op = deep[0].op
+    op, ways = deep[0].op, deliveries(graph, deep[0])
     assert isinstance(op, Fission)
-    return Base(label, tuple(applied), outer, open_level(op.bodies[0], estimator, seed), deep[0].id)
+    inner = open_level(op.bodies[0], estimator, seed, lambda body: body_as_run(body, ways))
+    return Base(label, tuple(applied), outer, inner, deep[0].id)
 
 
 def _is_deep(candidate: FissionCandidate, nodes: set[int]) -> bool:

@@ -13,13 +13,16 @@ Not done here: what a plan as a whole costs beyond its nodes (`promise.py` corre
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
-from lowtide.analysis.facts import Facts, assumed_facts
+from lowtide.analysis.facts import Facts, OperatorFacts, assumed_facts
+from lowtide.analysis.lifetime import lifetimes
+from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.cost.devices import Device
 from lowtide.cost.profiled import profiled_costs
 from lowtide.cost.roofline import roofline_costs
-from lowtide.ir import Graph
+from lowtide.ir import Fission, Graph
 from lowtide.run.probe import probe
 from lowtide.run.store import ProfileStore
 
@@ -37,7 +40,7 @@ class Estimator:
         """What each node allocates as the arena executor runs it; kept with the graph."""
         found = graph.memo.get(("facts", id(self)))
         if found is None:
-            found = assumed_facts(graph) if self.device else probe(graph, "arena", store=self.store)
+            found = _assumed(graph) if self.device else probe(graph, "arena", store=self.store)
             graph.memo[("facts", id(self))] = found
         return found  # type: ignore[return-value]
 
@@ -49,3 +52,26 @@ class Estimator:
             found = profiled_costs(graph, self.store) if measured else roofline_costs(graph, self.device)  # type: ignore[arg-type]
             graph.memo[("costs", id(self))] = found
         return found  # type: ignore[return-value]
+
+
+def _assumed(graph: Graph) -> dict[int, OperatorFacts]:
+    """Assumed facts, with the bodies of Fissions as the arena executor runs them."""
+    facts = dict(assumed_facts(graph))
+    for node in graph.nodes:
+        if isinstance(node.op, Fission):
+            ways = deliveries(graph, node)
+            inside = max(_peak_inside(body_as_run(body, ways)) for body in node.op.bodies)
+            known = facts[node.id]
+            facts[node.id] = replace(known, transient_bytes=sum(known.output_bytes) + inside)
+    return facts
+
+
+def _peak_inside(body: Graph) -> int:
+    """The most bytes of a body that are its own, in-place reuse included."""
+    order = [node.id for node in body.nodes]
+    change = [0] * (len(order) + 1)
+    for buffer in lifetimes(body, order, _assumed(body), inplace=True):
+        if buffer.kind != "output":
+            change[buffer.start] += buffer.nbytes
+            change[buffer.stop] -= buffer.nbytes
+    return max(accumulate(change))

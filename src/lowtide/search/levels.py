@@ -12,7 +12,7 @@ Not done here: splitting (`bases.py`), placement and running.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,14 +53,21 @@ def reordered(graph: Graph, order: Sequence[int]) -> Graph:
 
 
 def open_level(
-    graph: Graph, estimator: Estimator, seed: int, options: RecomputeOptions | None = None
+    graph: Graph,
+    estimator: Estimator,
+    seed: int,
+    as_run: Callable[[Graph], Graph] | None = None,
+    options: RecomputeOptions | None = None,
 ) -> Level:
-    """Order `graph`, mirror it, and start its recomputation search."""
-    facts = estimator.facts(graph)
-    graph = reordered(graph, best_schedule(graph, facts, inplace=True).order)
+    """Order `graph`, mirror it, and start its recomputation search.
+
+    `as_run` gives the form of a body that runs: what is an output there lies outside and takes no memory here.
+    """
+    graph = reordered(graph, best_schedule(graph, estimator.facts(graph), inplace=True).order)
     late = remat.late_nodes(graph)
-    order = [node.id for node in graph.nodes]
-    mirror = build_mirror(graph, order, facts, estimator.costs(graph), late)
+    runs = graph if as_run is None else as_run(graph)
+    order = [node.id for node in runs.nodes]
+    mirror = build_mirror(runs, order, estimator.facts(runs), estimator.costs(runs), late, as_run is not None)
     allowed = remat.recomputable(graph, late)
 
     def mask(storages: frozenset[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -103,9 +103,17 @@ def _ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
 
 
 def build_mirror(
-    graph: Graph, order: Sequence[int], facts: Facts, costs: Mapping[int, float], late: frozenset[int]
+    graph: Graph,
+    order: Sequence[int],
+    facts: Facts,
+    costs: Mapping[int, float],
+    late: frozenset[int],
+    outputs_outside: bool = False,
 ) -> Mirror:
-    """Mirror `graph` in `order`; `costs` are seconds by node id, `late` as in `transforms.remat`."""
+    """Mirror `graph` in `order`; `costs` are seconds by node id, `late` as in `transforms.remat`.
+
+    With `outputs_outside` the graph's results take no memory here (the body of a Fission).
+    """
     nodes = [graph.node[i] for i in order if not graph.is_view(graph.node[i])]
     storages = [s.id for s in graph.storages.values() if not s.role.resident and s.nbytes >= 0]
     number = {storage: index for index, storage in enumerate(storages)}
@@ -120,11 +128,14 @@ def build_mirror(
     made_start, made_flat = _ragged(made)
     reuse_start, reuse_in = _ragged(reuse)
     kept = {graph.values[value].storage for value in graph.outputs}
+    sizes = _sizes(graph, facts, storages)
+    if outputs_outside:
+        sizes[[number[storage] for storage in kept if storage in number]] = 0
     old_start, old, write_start, writes = _hazards(graph, nodes)
     return Mirror(
         node_ids=tuple(node.id for node in nodes),
         storage_ids=tuple(storages),
-        nbytes=_sizes(graph, facts, storages),
+        nbytes=sizes,
         owner=owner,
         read_start=read_start,
         reads=read_flat,

@@ -174,6 +174,7 @@ def _judge(
     enter("measure")
     measured = measure_plan(trial.plan, setting.program.workload)
     pairs: LatencyPairs = measure_pairs(trial.plan, setting.program.workload)
+    smallest_bytes = explorer.spots()[-1].point.peak_bytes + setting.resident_bytes
     record = tuple(
         (i.elapsed_s, i.states, i.peak_bytes + setting.resident_bytes, i.latency_s) for i in explorer.record
     )
@@ -190,7 +191,7 @@ def _judge(
         predicted_latency_s=trial.realised.latency_s,
         max_rel_error=verdict.max_rel_error,
         bit_equal=verdict.bit_equal,
-        floor_bytes=setting.floor.total_bytes,
+        floor_bytes=min(setting.floor.total_bytes, smallest_bytes),
         floor_node=setting.floor.node,
         search=SearchRecord(seconds, explorer.states, explorer.stop_reason, record),
         moves=moves_of(trial.spot),

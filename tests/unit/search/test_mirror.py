@@ -23,7 +23,7 @@ input %1: f32[16,16] param
 %3: f32[16,8](1,16) @s2 = aten.t.default(%2)             # a m.py:1 forward
 %4: f32[16,8](1,16) = aten.relu.default(%3)              # a m.py:2 forward
 %5: f32[16,8](1,16) = aten.sin.default(%4)               # b m.py:3 forward
-%6: f32[8,16], %7: f32[8,1], %8: f32[8,1] = aten.native_layer_norm.default(%2, [16], None, None, 1e-05)  # b m.py:4 forward
+%6: f32[8,16], %7: f32[8,1], %8: f32[8,1] = aten.native_layer_norm.default(%2, [16], None, None, 0.1)  # b
 %9: f32[] output = aten.sum.default(%5)                         # - m.py:5 loss
 %10: f32[16,8](1,16) = aten.cos.default(%5)              # b m.py:3 backward
 %11: f32[16,8](1,16) = aten.mul.Tensor(%10, %4)          # b m.py:3 backward
@@ -74,7 +74,7 @@ def big_chain(length: int) -> Graph:
     lines.append(f"%{length}: f32[] output = aten.sum.default(%{length - 1})  # - m.py:0 loss")
     lines.append(f"%{length + 1}: f32[64,64] = aten.neg.default(%{length - 1})  # - m.py:0 backward")
     lines += [
-        f"%{2 * length - k + 1}: f32[64,64] = aten.mul.Tensor(%{2 * length - k}, %{k})  # b{k // 4} m.py:{k} backward"
+        f"%{2 * length - k + 1}: f32[64,64] = aten.mul.Tensor(%{2 * length - k}, %{k})  # b m.py:{k} backward"
         for k in range(length - 1, 0, -1)
     ]
     lines.append(f"return %{length}, %{2 * length}")
