@@ -6,7 +6,8 @@ has a real out= kernel can write where it is told to.
 Method.  `Call` holds the callable and its argument containers; `bind` puts an operand at every place that
 refers to it, before the first call or between two.  `out_variant` finds the out= overload whose other
 arguments are the same, and that has a kernel of its own for the CPU: PyTorch generates out= overloads that
-run the ordinary operator and copy, which would gain nothing.
+run the ordinary operator and copy, which would gain nothing.  Operators that clone the whole storage of an
+operand (`select_scatter` and its kin) have an out= form here: in an arena they would clone the arena.
 
 Private PyTorch interfaces, wrapped here: `OpOverload._op` (the call without a Python frame; fallback: the
 overload) and `_dispatch_has_kernel_for_dispatch_key` (fallback: no out= variants).
@@ -14,17 +15,18 @@ overload) and `_dispatch_has_kernel_for_dispatch_key` (fallback: no out= variant
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lowtide.ir.aten import resolve
 from lowtide.ir.ops import Arg, Aten, Ref
 
-__all__ = ["Call", "OutVariant", "out_variant", "prepare_call", "prepare_out_call"]
+__all__ = ["Call", "OutVariant", "from_first_element", "out_variant", "prepare_call", "prepare_out_call"]
 
 _has_kernel: Callable[[str, str], bool] | None = getattr(
     torch._C, "_dispatch_has_kernel_for_dispatch_key", None
@@ -37,17 +39,73 @@ _RESIZING = frozenset(
 """Losses whose out= form, when it reduces, first resizes the given output to the operands' shape."""
 
 
+# -- operators that clone the whole storage of an operand ----------------------------------------------------
+
+
+def _copy(whole: Tensor, part: Tensor, non_blocking: bool = False, *, out: Tensor) -> Tensor:
+    return out.copy_(part)
+
+
+def _select_scatter(whole: Tensor, part: Tensor, dim: int, index: int, *, out: Tensor) -> Tensor:
+    out.copy_(whole).select(dim, index).copy_(part)
+    return out
+
+
+def _slice_scatter(whole: Tensor, part: Tensor, *where: Any, out: Tensor, **named: Any) -> Tensor:
+    torch.ops.aten.slice.Tensor(out.copy_(whole), *where, **named).copy_(part)
+    return out
+
+
+def _diagonal_scatter(whole: Tensor, part: Tensor, *where: Any, out: Tensor, **named: Any) -> Tensor:
+    torch.diagonal(out.copy_(whole), *where, **named).copy_(part)
+    return out
+
+
+def _as_strided_scatter(
+    whole: Tensor, part: Tensor, size: list[int], stride: list[int], offset: int | None = None, *, out: Tensor
+) -> Tensor:
+    """`offset` counts from the first element of `whole` (see `from_first_element`)."""
+    out.copy_(whole).as_strided(size, stride, out.storage_offset() + (offset or 0)).copy_(part)
+    return out
+
+
+_AS_STRIDED_SCATTER = "aten.as_strided_scatter.default"
+
+_WRITTEN_OUT: Mapping[str, Callable[..., Tensor]] = {
+    "aten.copy.default": _copy,
+    "aten.select_scatter.default": _select_scatter,
+    "aten.slice_scatter.default": _slice_scatter,
+    "aten.diagonal_scatter.default": _diagonal_scatter,
+    _AS_STRIDED_SCATTER: _as_strided_scatter,
+}
+
+
+def from_first_element(op: Aten, offset: int) -> Aten:
+    """`op` with an absolute offset into its first operand's storage made relative to that operand.
+
+    `offset` is where the operand starts in its storage; operators without such an argument stay as they are.
+    """
+    if op.overload != _AS_STRIDED_SCATTER or len(op.args) < 5 or not isinstance(op.args[4], int):
+        return op
+    return replace(op, args=(*op.args[:4], op.args[4] - offset))
+
+
+# -- out= variants --------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class OutVariant:
-    """An out= overload and the names of its output arguments, in order."""
+    """An out= overload (or a function like one) and the names of its output arguments, in order."""
 
-    overload: torch._ops.OpOverload
+    overload: Callable[..., Any]
     names: tuple[str, ...]
 
 
 @cache
 def out_variant(overload: str) -> OutVariant | None:
     """The out= overload with a CPU kernel that computes `overload`, or None."""
+    if overload in _WRITTEN_OUT:
+        return OutVariant(_WRITTEN_OUT[overload], ("out",))
     if _has_kernel is None or overload in _RESIZING:
         return None
     functional = resolve(overload)

@@ -30,7 +30,7 @@ from lowtide.analysis.parts import deliveries
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.ops import Aten, Fission, Fused, Op
 from lowtide.run.bindings import Bindings, Window
-from lowtide.run.calls import Call, out_variant, prepare_call, prepare_out_call
+from lowtide.run.calls import Call, from_first_element, out_variant, prepare_call, prepare_out_call
 from lowtide.run.fission_steps import PartPlan, lay_out_body, part_window, plan_part
 from lowtide.run.layout import Layout, Location, lay_out
 from lowtide.run.probe import FactsTree, Path, variant_of
@@ -151,7 +151,8 @@ def lower_aten(node: Node, scope: Scope, builder: Builder) -> None:
 def _lower_out(node: Node, op: Aten, scope: Scope, builder: Builder) -> None:
     variant = out_variant(op.overload)
     assert variant is not None
-    call = prepare_out_call(op, variant)
+    first = scope.graph.values[node.inputs[0]].offset if node.inputs else 0
+    call = prepare_out_call(from_first_element(op, first), variant)
     builder.bind(call, node, scope)
     for name, value in zip(variant.names, node.outputs, strict=True):
         call.kwargs[name] = None
