@@ -68,6 +68,8 @@ def recomputable(graph: Graph, late: frozenset[int]) -> frozenset[int]:
             continue
         if overwritten.intersection(clone_reads(graph, node)):
             continue  # the original reads the old content, a later copy would read the new one
+        if storage not in _clone_makes(graph, node):
+            continue  # new statistics of a BatchNorm: its clone has none
         found.add(storage)
     reach = _needed_by(graph, owner, read_late & found, found)
     return frozenset(reach)
@@ -97,13 +99,17 @@ def clone_reads(graph: Graph, node: Node) -> frozenset[int]:
     return frozenset(graph.values[value].storage for value in _clone_of(node)[1])
 
 
+def _clone_makes(graph: Graph, node: Node) -> frozenset[int]:
+    """The storages that a clone of `node` would make again."""
+    return frozenset(graph.values[value].storage for value in node.outputs[: _clone_of(node)[2]])
+
+
 def _needed_by(graph: Graph, owner: Mapping[int, int], seeds: set[int], allowed: set[int]) -> set[int]:
     """The members of `allowed` that some chain of recomputation from `seeds` can use."""
     found = set(seeds)
     pending = list(seeds)
     while pending:
-        for value in graph.node[owner[pending.pop()]].inputs:
-            storage = graph.values[value].storage
+        for storage in clone_reads(graph, graph.node[owner[pending.pop()]]):
             if storage in allowed and storage not in found:
                 found.add(storage)
                 pending.append(storage)
@@ -149,7 +155,7 @@ class _Rewriter:
                 pending.pop()
                 continue
             node = self.graph.node[self.graph.producer[current]]
-            missing = [v for v in node.inputs if self.is_chosen(v) and v not in self.copies]
+            missing = [v for v in _clone_of(node)[1] if self.is_chosen(v) and v not in self.copies]
             if missing:
                 pending.extend(missing)
             else:
