@@ -90,7 +90,7 @@ def from_first_element(op: Aten, offset: int) -> Aten:
     return replace(op, args=(*op.args[:4], op.args[4] - offset))
 
 
-# -- out= variants --------------------------------------------------------------------------------------------
+# -- out= variants ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
