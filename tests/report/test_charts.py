@@ -19,7 +19,7 @@ from lowtide.report.charts import (
     draw_timeline,
     time_axis,
 )
-from lowtide.report.data import Block, Curve, Point, Step
+from lowtide.report.data import Block, Curve, Figures, Point, Step
 
 MIB = 2**20
 
@@ -106,3 +106,13 @@ def test_a_limit_is_a_line_where_it_is_in_the_picture() -> None:
     assert latency is not None and latency.limit_left is None and latency.limit_bottom is not None
     far = draw_frontier(replace(data, limit=replace(data.limit, memory_bytes=1)))
     assert far is not None and far.limit_left is None
+
+
+def test_nearly_equal_latencies_look_nearly_equal() -> None:
+    frontier = draw_frontier(
+        make(points=(Point(100, 1.0), Point(50, 1.001)), eager=Figures(100, 10, latency_s=1.0))
+    )
+    assert frontier is not None
+    heights = [bottom for _, _, bottom in frontier.placed]
+    assert max(heights) - min(heights) < 5
+    assert len({f"{tick:.2f}" for tick, _ in frontier.latency_ticks}) == len(frontier.latency_ticks)

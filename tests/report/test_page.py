@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -187,3 +188,12 @@ def test_the_same_data_gives_the_same_page(page: str) -> None:
 def test_the_fixture_agrees_with_itself() -> None:
     data = make()
     assert sum(holder.nbytes for holder in data.plan_holders) + RESIDENT_BYTES == data.plan_curve.peak_bytes
+
+
+def test_what_eager_holds_beyond_its_curve_is_said() -> None:
+    data = make()
+    more = replace(data.eager, peak_bytes=data.eager_curve.peak_bytes + 8 * 2**20)
+    text = " ".join(" ".join(read(render(replace(data, eager=more))).text).split())
+    assert "eager itself was measured 8.0 MiB higher" in text
+    assert "held by the program after the last reader 8.0 MiB" in text and "Eager: 210.0 MiB" in text
+    assert "held by the program" not in " ".join(read(render(data)).text)

@@ -40,6 +40,7 @@ HIGH = 10_000
 KINDS = ("saved", "forward", "recomputed", "backward", "workspace", "output")
 PHASES = ("forward", "loss", "backward", "update")
 MOST_BLOCKS = 6_000  # more cannot be told apart on a screen, and the page has to stay fluid
+LEAST_SPAN = 0.1  # differences of a few percent should look like that
 OUTLINED_HEIGHT, OUTLINED_WIDTH = 0.012, 0.003  # an outline would cover what is smaller
 
 
@@ -199,6 +200,8 @@ def draw_frontier(data: ReportData, given: Sequence[Point] | None = None) -> Fro
     unit_s = data.eager.latency_s or 1.0
     left, right = _padded([point.peak_bytes for point in points])
     low, high = _padded([point.latency_s / unit_s for point in points])
+    spare = max(0.0, LEAST_SPAN * high - (high - low)) / 2
+    low, high = max(0.0, low - spare), high + spare
 
     def across(nbytes: float) -> float:
         return round(100 * (nbytes - left) / (right - left), 2)

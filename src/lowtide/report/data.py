@@ -264,3 +264,10 @@ class ReportData:
         """Bytes of the plan's peak that no buffer holds: gaps in the arena, and what calls take beside it."""
         peak = self.plan.peak_bytes or self.plan_predicted.peak_bytes or 0
         return max(0, peak - self.plan_curve.peak_bytes) if self.plan_curve.steps else 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of eager's measured peak above its curve: results that the program still holds, unread."""
+        if self.eager.peak_bytes is None or not self.eager_curve.steps:
+            return 0
+        return max(0, self.eager.peak_bytes - self.eager_curve.peak_bytes)
