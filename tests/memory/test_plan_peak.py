@@ -28,7 +28,7 @@ def test_prediction_is_what_is_measured(name: str, mode: str) -> None:
 def test_without_a_hook_the_prediction_still_covers_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("plan", "probe"):
         monkeypatch.setattr(f"lowtide.run.{module}.load_hook", lambda: None)
-    workload = load_workload(TINY["unet"])
+    workload = load_workload(TINY["mlp"])
     plan = build_plan(capture(workload))
     measured = measure_plan(plan, workload, seconds=0.0)
     assert measured.peak_bytes <= plan.predicted_peak_bytes

@@ -1,5 +1,7 @@
 """The kernel's count of a step in a fresh process: of the allocator's order, eager beside plan."""
 
+import sys
+
 import pytest
 
 from lowtide.capture import capture
@@ -23,5 +25,6 @@ def test_resident_size_follows_the_allocators_peak(planned: bool) -> None:
     assert found.latency_s > 0 and found.runs == 1
 
 
-def test_process_that_fails_is_none() -> None:
-    assert run_fresh("mlp:batch=0") is None
+def test_process_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert run_fresh(SPEC) is None
