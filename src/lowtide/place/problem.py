@@ -1,7 +1,18 @@
 """The placement problem: blocks with half-open lifetimes, to be given offsets in one arena.
 
+Problem.  Blocks that are alive at the same step need disjoint bytes; the arena is to be small.
+
+    offset ^
+           |  +----+   +-------+      time x offset: rectangles of fixed width and height that may only
+           |  | b  |   |   c   |      move up and down (dynamic storage allocation, strongly NP-hard)
+           |  +----+---+--+----+
+           |  |     a     |
+           +--+-----------+------> step
+
 Invariants.  Two blocks whose lifetimes meet never overlap; offsets are multiples of `alignment`; a block
-occupies its size rounded up to `alignment` (padding counts).
+occupies its size rounded up to `alignment` (padding counts).  `lower_bound` is under every arena.
+
+Not done.  Blocks with fixed offsets, several arenas.
 """
 
 from __future__ import annotations
