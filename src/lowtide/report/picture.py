@@ -129,7 +129,8 @@ def timeline_picture(data: ReportData, title: str = "") -> str:
                 _text(x, y - 8, f"{series} {format_bytes(curve.peak_bytes)}", "middle", "name", series)
             )
     parts += _limit_line(data.limit, timeline.top_bytes)
-    parts.append(_text(ACROSS - RIGHT, DOWN - 24, "one step, start to end", "end"))
+    across = "one step, start to end" if axis.timed else "one step, operator by operator"
+    parts.append(_text(ACROSS - RIGHT, DOWN - 24, across, "end"))
     return _file(title or data.workload, parts)
 
 
