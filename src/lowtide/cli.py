@@ -127,9 +127,11 @@ def optimize(
     _check_at_least("--threads", threads, 1)
     check_writable({"--save": save, "--report": report, "--json": json})
     request = engine.Request(memory, latency, seconds, seed, threads, rng, device, not no_fuse, not no_swap)
+    engine.use_threads(threads)
     built = engine.load_workload(workload)
     with show_progress(Console(stderr=True)) as on_progress:
         outcome = engine.optimize(built, request, on_progress)
+        outcome = engine.measure_fresh(outcome, workload)
     if save is not None:
         outcome.plan.save(save)
     if json is not None:
@@ -213,6 +215,7 @@ def run(
     _check_file(plan)
     check_writable({"--trace": trace, "--json": json})
     outcome = engine.run_plan(plan, engine.load_workload(workload), steps=steps, trace=trace)
+    outcome = engine.measure_fresh(outcome, workload)
     if json is not None:
         write_record(json, outcome_record(workload, outcome))
     print_outcome(Console(), workload, outcome)

@@ -38,6 +38,7 @@ class Plan(running.Plan):
     def of(outcome: Outcome) -> Plan:
         """The plan of an outcome, which it remembers for its report."""
         known = outcome.plan
+        known.release()  # one arena is enough
         plan = Plan(known.program, known.recipe, known.hook)
         plan.outcome = outcome
         return plan

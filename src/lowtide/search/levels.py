@@ -61,7 +61,7 @@ def open_level(
 ) -> Level:
     """Order `graph`, mirror it, and start its recomputation search.
 
-    `as_run` gives the form of a body that runs: what is an output there lies outside and takes no memory here.
+    `as_run` gives the form of a body that runs: what is an output there lies outside, without memory here.
     """
     graph = reordered(graph, best_schedule(graph, estimator.facts(graph), inplace=True).order)
     late = remat.late_nodes(graph)

@@ -68,7 +68,8 @@ class Outcome:
 
     `eager` and `measured` are Measurements; `latency_ratio` is the median over interleaved pairs of
     plan / eager, `noise` the half-width of eager against itself.  `points` is the frontier as
-    (predicted peak bytes, predicted seconds).
+    (predicted peak bytes, predicted seconds).  `tuned_latency_s` is eager's with malloc's thresholds raised,
+    where it was measured.
     """
 
     plan: Plan
@@ -90,6 +91,7 @@ class Outcome:
     points: tuple[tuple[int, float], ...] = ()
     device: str = "cpu"
     settings: Mapping[str, object] = field(default_factory=dict)
+    tuned_latency_s: float | None = None
 
     def count(self, kind: str) -> int:
         """How many moves of one kind the plan applies."""

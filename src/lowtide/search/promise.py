@@ -18,9 +18,12 @@ from dataclasses import dataclass
 
 import torch
 
+from lowtide.analysis.lifetime import lifetimes
 from lowtide.capture import Program
 from lowtide.errors import Infeasible
 from lowtide.ir import Graph
+from lowtide.place import Placement, place
+from lowtide.run.layout import placement_problem
 from lowtide.run.measure import LatencyPairs, Measurement, measure_pairs, measure_plan
 from lowtide.run.plan import Plan, build_plan
 from lowtide.run.verify import Verdict, verify
@@ -34,6 +37,9 @@ from lowtide.search.outcome import Limit, Outcome, SearchRecord
 from lowtide.units import format_bytes, format_ratio
 
 __all__ = ["Setting", "keep_promise", "refuse"]
+
+PLACEMENT_SECONDS = 1.0
+"""How long an exact placement may take where the greedy one wastes bytes."""
 
 MOST_MISSES = 8
 """Points that may fail when run before a latency limit is refused."""
@@ -154,8 +160,16 @@ def _trials(setting: Setting, spots: Sequence[Spot], enter: Callable[[str], None
             "remat": len(spot.point.outer) + len(spot.point.inner),
         }
         moves = {kind: count for kind, count in counts.items() if count}
-        plan = build_plan(setting.program, realised.graph, realised.order, moves=moves)
+        plan = build_plan(
+            setting.program, realised.graph, realised.order, placement=_placed(setting, realised), moves=moves
+        )
         yield _Trial(spot, realised, plan)
+
+
+def _placed(setting: Setting, realised: Realised) -> Placement:
+    facts = setting.estimator.facts(realised.graph)
+    buffers = lifetimes(realised.graph, realised.order, facts, inplace=True)
+    return place(placement_problem(buffers), PLACEMENT_SECONDS)
 
 
 def _judge(

@@ -5,7 +5,7 @@ The heavy parts are imported when a command needs them, so that `--help` and a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,10 @@ __all__ = [
     "explore",
     "load_workload",
     "measure",
+    "measure_fresh",
     "optimize",
     "run_plan",
+    "use_threads",
     "write_report",
 ]
 
@@ -40,6 +42,13 @@ class Request:
     device: str | None
     fuse: bool
     swap: bool
+
+
+def use_threads(count: int | None) -> None:
+    """Compute with `count` threads in this process (None: as torch would)."""
+    import torch
+
+    torch.set_num_threads(count or torch.get_num_threads())
 
 
 def load_workload(text: str) -> Workload:
@@ -68,6 +77,20 @@ def optimize(workload: Workload, request: Request, on_progress: OnProgress) -> O
         fuse=request.fuse,
         swap=request.swap,
         on_progress=on_progress,
+    )
+
+
+def measure_fresh(outcome: Outcome, spec: str) -> Outcome:
+    """`outcome` with what fresh processes tell: both resident sizes, and eager with a tuned malloc."""
+    from lowtide.run.fresh import run_fresh
+
+    eager, plan = run_fresh(spec, seconds=0.0), run_fresh(spec, outcome.plan, seconds=0.0)
+    tuned = run_fresh(spec, tuned=True)
+    return replace(
+        outcome,
+        eager=replace(outcome.eager, rss_peak_bytes=eager.rss_peak_bytes if eager else None),
+        measured=replace(outcome.measured, rss_peak_bytes=plan.rss_peak_bytes if plan else None),
+        tuned_latency_s=tuned.latency_s if tuned else None,
     )
 
 

@@ -49,6 +49,9 @@ def _comparison(workload: str, outcome: Outcome) -> Table:
         format_seconds(plan.latency_s),
         f"{format_ratio(outcome.latency_ratio)} ±{outcome.noise:.2f}",
     )
+    if outcome.tuned_latency_s is not None:
+        ratio = format_ratio(plan.latency_s / outcome.tuned_latency_s)
+        table.add_row("eager, malloc tuned", format_seconds(outcome.tuned_latency_s), NOTHING, ratio)
     error = "0 (bit-equal)" if outcome.bit_equal else f"{outcome.max_rel_error:.1e}"
     table.add_row("largest relative error", NOTHING, error, NOTHING)
     return table
