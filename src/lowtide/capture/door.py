@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
+
 from lowtide.capture.assemble import assemble
 from lowtide.capture.binding import bind_trace
 from lowtide.capture.inference import record_exported, record_inference
@@ -37,6 +39,11 @@ def capture(workload: Workload) -> Program:
     Training if it has an optimizer, else inference.  Raises CaptureError, with the user's source line and a
     remedy, for what cannot be captured.
     """
+    with torch.inference_mode(False):
+        return _capture(workload)
+
+
+def _capture(workload: Workload) -> Program:
     if workload.optimizer is None:
         return _finish(workload, "infer", _record_inference(workload), None)
     parameters = [one for one in named_tensors(workload) if one.role is Role.PARAM]

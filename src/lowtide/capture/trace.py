@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from lowtide.capture.internals import FakeTensor, outside_modes
 from lowtide.capture.result import Returned
 from lowtide.ir.graph import Origin, Role, TensorMeta
 from lowtide.ir.ops import Aten
@@ -88,9 +90,22 @@ def first_difference(left: Trace, right: Trace) -> tuple[Call | None, str] | Non
         longer = left.calls if len(left.calls) > len(right.calls) else right.calls
         extra = longer[min(len(left.calls), len(right.calls))]
         return extra, f"{describe(extra)} runs only sometimes"
+    for resident, again in zip(left.residents, right.residents, strict=False):
+        if not _same_contents(resident, again):
+            return None, f"a constant of shape {list(resident.window.meta.shape)} has other contents"
     if dict(left.results) != dict(right.results) or left.returned != right.returned:
         return None, "the results differ"
     return None
+
+
+def _same_contents(one: Resident, other: Resident) -> bool:
+    """Whether two recordings made or found the same tensor; NaNs are equal here."""
+    if one.tensor is other.tensor or isinstance(one.tensor, FakeTensor):
+        return True
+    with outside_modes():
+        return one.tensor.shape == other.tensor.shape and bool(
+            torch.allclose(one.tensor, other.tensor, rtol=0, atol=0, equal_nan=True)
+        )
 
 
 def describe(call: Call) -> str:

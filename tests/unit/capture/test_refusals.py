@@ -97,6 +97,10 @@ def own_generator(model: Calls, y: Tensor) -> Tensor:
     return y + float(OWN.random())
 
 
+def own_literal(model: Calls, y: Tensor) -> Tensor:
+    return y * torch.tensor(float(OWN.random()))
+
+
 def seeds(model: Calls, y: Tensor) -> Tensor:
     torch.manual_seed(0)
     return y
@@ -122,6 +126,7 @@ def dropout_in_checkpoint(model: Calls, y: Tensor) -> Tensor:
         (layer_drop, "random"),
         (numpy_noise, "numpy.random"),
         (own_generator, "differ"),
+        (own_literal, "other contents"),
         (seeds, "seed"),
         (seeds_in_a_fork, "seed"),
         (torch_generator, "Generator"),
