@@ -3,9 +3,9 @@
 Problem.  A rewrite that changes sizes (a part of a Fission) or adds operators must know the layout of
 each new value, and which of them are views.
 
-Method.  The operator runs once on fake tensors with the given windows; the storages of its results
-are compared with those of its arguments.  Equal calls are answered from a cache, so that repeated
-layers cost one run.
+Method.  The operator runs once on fake tensors with the given windows, by capture's rules where a fake
+is not what the CPU gives (statistics in mixed precision); the storages of its results are compared with
+those of its arguments.  Equal calls are answered from a cache, so that repeated layers cost one run.
 
 Not done.  Storages that real kernels make bigger than their result (`lowtide.run.probe` measures those).
 """
@@ -17,9 +17,10 @@ from functools import lru_cache
 
 import torch
 
+from lowtide.capture.fidelity import run_faithfully
 from lowtide.capture.internals import FakeTensorMode, outside_modes, storage_key
 from lowtide.capture.recorder import meta_of
-from lowtide.ir.aten import call, tensors_of
+from lowtide.ir.aten import bound, resolve, tensors_of
 from lowtide.ir.graph import TensorMeta
 from lowtide.ir.ops import Aten
 
@@ -48,7 +49,7 @@ def predict(op: Aten, inputs: tuple[TensorMeta, ...]) -> tuple[Result, ...]:
 
     Raises what the operator raises (RuntimeError, ValueError) if it refuses these shapes or strides.
     """
-    with outside_modes(), torch.no_grad(), FakeTensorMode():
+    with outside_modes(), torch.no_grad(), FakeTensorMode() as mode:
         operands = [
             1.0
             if meta.device == "host"
@@ -58,7 +59,8 @@ def predict(op: Aten, inputs: tuple[TensorMeta, ...]) -> tuple[Result, ...]:
         taken = {storage_key(each): k for k, each in enumerate(operands) if isinstance(each, torch.Tensor)}
         fresh: dict[int, int] = {}
         results = []
-        for tensor in tensors_of(call(op, operands)):
+        args, kwargs = bound(op, operands)
+        for tensor in tensors_of(run_faithfully(resolve(op.overload), args, kwargs, mode)):
             key = storage_key(tensor)
             alias = taken.get(key)
             number = -1 if alias is not None else fresh.setdefault(key, len(fresh))
