@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 from lowtide.capture.program import Program
 from lowtide.capture.recording import named_tensors
 from lowtide.ir.graph import Role
-from lowtide.run.native import forward_backward, infer, owned_modules
+from lowtide.run.native import forward_backward, infer
 from lowtide.run.plan import Plan
 from lowtide.run.snapshot import Spill, preserved
 from lowtide.workload import Workload
@@ -150,13 +150,13 @@ def verify(program: Program, plan: Plan) -> Verdict:
         spill = Spill(Path(directory))
         check = _check_training if workload.training else _check_inference
         check(plan, workload, spill, judge)
-    return judge.verdict(_tolerance(workload))
+    return judge.verdict(_tolerance(program))
 
 
-def _tolerance(workload: Workload) -> float:
-    dtypes = {p.dtype for module in owned_modules(workload) for p in module.parameters()}
-    half = workload.autocast is not None or dtypes & {torch.bfloat16, torch.float16}
-    return _TOLERANCE_HALF if half else _TOLERANCE
+def _tolerance(program: Program) -> float:
+    """By the coarsest element type that the step computes in: a model may enter autocast by itself."""
+    dtypes = {value.meta.dtype for value in program.graph.values.values()}
+    return _TOLERANCE_HALF if dtypes & {torch.bfloat16, torch.float16} else _TOLERANCE
 
 
 def _check_training(plan: Plan, workload: Workload, spill: Spill, judge: _Judge) -> None:

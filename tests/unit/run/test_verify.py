@@ -125,3 +125,16 @@ def test_all_is_as_before_also_after_a_failure() -> None:
     for parameter, gradient in zip(given.model.parameters(), gradients, strict=True):
         assert parameter.grad is gradient
     assert not given.optimizer.state
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_tolerance_is_that_of_the_coarsest_type_in_the_step(half: bool) -> None:
+    """A model may enter autocast by itself; the workload does not say so."""
+
+    class Enters(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+                return super().forward(x)
+
+    program = capture(Workload(Enters(4, 4), (torch.rand(2, 4),)))
+    assert verify(program, build_plan(program)).tolerance == (1e-2 if half else 1e-5)
