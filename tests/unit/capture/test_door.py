@@ -1,4 +1,4 @@
-"""Capture as a whole: repeatable, indifferent to its surroundings, without data, quick, and without a trace."""
+"""Capture as a whole: repeatable, indifferent to its surroundings, without data, quick, leaving no trace."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_model_without_data(mode: str) -> None:
 
 def test_a_model_far_larger_than_this_machine() -> None:
     with FakeTensorMode():
-        program = capture(load_workload("gpt2:layers=2,dim=16384,heads=16,seq=128,batch=1"))
+        program = capture(load_workload("gpt2:layers=4,dim=16384,heads=16,seq=128,batch=1"))
     assert program.graph.resident_bytes > 100 << 30
 
 
