@@ -30,13 +30,11 @@ import torch
 from lowtide.fusion.codegen.c import GRAIN, Source, emit_kernel
 from lowtide.fusion.codegen.compiler import CompileError, compile_source, find_compiler, load_library
 from lowtide.fusion.codegen.lower import lower
-from lowtide.fusion.codegen.mathlib import BRGEMM, PREAMBLE, TORCH_SQRT
+from lowtide.fusion.codegen.mathlib import preamble
 from lowtide.fusion.codegen.tensor import Unfusable
 from lowtide.ir.graph import Graph, Role, TensorMeta
 
 __all__ = ["Kernel", "KernelLibrary", "NoCompilerWarning", "Signature", "compile_bodies", "emit_source"]
-
-_BARRIER = '#define lt_barrier(n) do { if ((n) > 1) { _Pragma("omp barrier") } } while (0)\n'
 
 
 class NoCompilerWarning(UserWarning):
@@ -152,8 +150,7 @@ def emit_source(bodies: Sequence[Graph]) -> tuple[str, list[Source], list[str]]:
             parts.append(source.text.replace("KERNEL", names[source.text]))
         sources.append(source)
         functions.append(names[source.text])
-    head = PREAMBLE + _BARRIER + (TORCH_SQRT if any(s.uses_torch for s in sources) else "")
-    head += BRGEMM if any(s.uses_brgemm for s in sources) else ""
+    head = preamble(any(s.uses_torch for s in sources), any(s.uses_brgemm for s in sources))
     return "\n".join([head, *parts, ""]), sources, functions
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from lowtide.fusion.codegen import activations as act
+from lowtide.fusion.codegen.activations import number
 from lowtide.fusion.codegen.expr import Builder, Expr
 
 __all__ = ["POINTWISE", "Pointwise"]
@@ -39,10 +41,6 @@ class Pointwise:
     operands: tuple[str, ...]
     emit: Callable[..., Expr]
     params: tuple[str, ...] = ()
-
-
-def _num(b: B, like: Expr, value: float | int) -> Expr:
-    return b.const(value, like.dtype)
 
 
 def _unary(op: str, kind: str = "float") -> Pointwise:
@@ -65,7 +63,7 @@ def _scaled(op: str, x: Expr, y: Expr, alpha: Any, b: B) -> Expr:
     """``x + alpha * y`` as ATen rounds it: one FMA for floating point."""
     if isinstance(alpha, (int, float)) and alpha == 1:
         return b.apply("or" if x.dtype == torch.bool else op, x, y)
-    factor = b.cast(alpha, x.dtype) if isinstance(alpha, Expr) else _num(b, x, alpha)
+    factor = b.cast(alpha, x.dtype) if isinstance(alpha, Expr) else number(b, x, alpha)
     if not x.dtype.is_floating_point:
         return b.apply(op, x, b.apply("mul", factor, y))
     return b.apply("fma", b.apply("neg", factor) if op == "sub" else factor, y, x)
@@ -98,11 +96,7 @@ def _div_mode(b: B, x: Expr, y: Expr, rounding_mode: str | None) -> Expr:
 
 
 def _relu(b: B, x: Expr) -> Expr:
-    return b.apply("max", x, _num(b, x, 0))
-
-
-def _sigmoid_of(b: B, x: Expr) -> Expr:
-    return b.apply("sigmoid", x)
+    return b.apply("max", x, number(b, x, 0))
 
 
 def _clamp(b: B, x: Expr, low: Expr | None, high: Expr | None) -> Expr:
@@ -121,8 +115,8 @@ def _lerp(b: B, x: Expr, end: Expr, weight: Expr) -> Expr:
     weight = b.cast(weight, x.dtype)
     gap = b.apply("sub", end, x)
     near = b.apply("fma", weight, gap, x)
-    far = b.apply("fma", b.apply("sub", weight, _num(b, x, 1)), gap, end)
-    small = b.compare("lt", b.apply("abs", weight), _num(b, x, 0.5))
+    far = b.apply("fma", b.apply("sub", weight, number(b, x, 1)), gap, end)
+    small = b.compare("lt", b.apply("abs", weight), number(b, x, 0.5))
     return b.where(small, near, far)
 
 
@@ -137,7 +131,7 @@ def _addcdiv(b: B, x: Expr, one: Expr, two: Expr, value: Any) -> Expr:
 
 
 def _times(b: B, x: Expr, value: Any) -> Expr:
-    factor = b.cast(value, x.dtype) if isinstance(value, Expr) else _num(b, x, value)
+    factor = b.cast(value, x.dtype) if isinstance(value, Expr) else number(b, x, value)
     return b.apply("mul", factor, x)
 
 
@@ -151,137 +145,18 @@ def _pow_number(b: B, x: Expr, exponent: Any) -> Expr:
     if x.dtype.is_floating_point:
         reciprocal = {-1: x, -2: b.apply("mul", x, x), -0.5: b.apply("sqrt", x)}.get(exponent)
         if reciprocal is not None:
-            return b.apply("div", _num(b, x, 1), reciprocal)
+            return b.apply("div", number(b, x, 1), reciprocal)
         if exponent == 0.5:
             return b.apply("sqrt", x)
-    return b.apply("pow", x, _num(b, x, exponent))
-
-
-def _gelu(b: B, x: Expr, approximate: str) -> Expr:
-    half = b.apply("mul", x, _num(b, x, 0.5))
-    one = _num(b, x, 1)
-    if approximate == "none":
-        inner = b.apply("erf", b.apply("mul", x, _num(b, x, math.sqrt(0.5))))
-    else:
-        cube = b.apply("mul", b.apply("mul", x, x), x)
-        argument = b.apply("fma", _num(b, x, 0.044715), cube, x)
-        inner = b.apply("tanh", b.apply("mul", _num(b, x, math.sqrt(2 / math.pi)), argument))
-    return b.apply("mul", half, b.apply("add", one, inner))
-
-
-def _gelu_backward(b: B, grad: Expr, x: Expr, approximate: str) -> Expr:
-    half, one = _num(b, x, 0.5), _num(b, x, 1)
-    square = b.apply("mul", x, x)
-    if approximate == "none":
-        cdf = b.apply(
-            "mul", half, b.apply("add", one, b.apply("erf", b.apply("mul", x, _num(b, x, math.sqrt(0.5)))))
-        )
-        density = b.apply("exp", b.apply("mul", square, _num(b, x, -0.5)))
-        density = b.apply("mul", density, _num(b, x, 1 / math.sqrt(2 * math.pi)))
-        return b.apply("mul", grad, b.apply("fma", x, density, cdf))
-    beta, kappa = _num(b, x, math.sqrt(2 / math.pi)), 0.044715
-    argument = b.apply("mul", beta, b.apply("fma", _num(b, x, kappa), b.apply("mul", square, x), x))
-    tanh = b.apply("tanh", argument)
-    left = b.apply("mul", half, b.apply("add", one, tanh))
-    slope = b.apply("mul", beta, b.apply("fma", _num(b, x, 3 * kappa), square, one))
-    bend = b.apply("sub", one, b.apply("mul", tanh, tanh))
-    right = b.apply("mul", b.apply("mul", b.apply("mul", half, x), bend), slope)
-    return b.apply("mul", grad, b.apply("add", left, right))
-
-
-def _silu(b: B, x: Expr) -> Expr:
-    return b.apply("div", x, b.apply("add", _num(b, x, 1), b.apply("exp", b.apply("neg", x))))
-
-
-def _silu_backward(b: B, grad: Expr, x: Expr) -> Expr:
-    one, s = _num(b, x, 1), _sigmoid_of(b, x)
-    inner = b.apply("add", one, b.apply("mul", x, b.apply("sub", one, s)))
-    return b.apply("mul", b.apply("mul", grad, s), inner)
-
-
-def _softplus_core(b: B, x: Expr) -> Expr:
-    return b.apply("log1p", b.apply("exp", x))
-
-
-def _softplus(b: B, x: Expr, beta: float, threshold: float) -> Expr:
-    scaled = b.apply("mul", x, _num(b, x, beta))
-    soft = b.apply("div", _softplus_core(b, scaled), _num(b, x, beta))
-    return b.where(b.compare("gt", scaled, _num(b, x, threshold)), x, soft)
-
-
-def _softplus_backward(b: B, grad: Expr, x: Expr, beta: float, threshold: float) -> Expr:
-    scaled = b.apply("mul", x, _num(b, x, beta))
-    soft = b.apply("mul", grad, _sigmoid_of(b, scaled))
-    return b.where(b.compare("gt", scaled, _num(b, x, threshold)), grad, soft)
-
-
-def _leaky(b: B, x: Expr, negative_slope: float) -> Expr:
-    zero = _num(b, x, 0)
-    return b.where(b.compare("gt", x, zero), x, b.apply("mul", x, _num(b, x, negative_slope)))
-
-
-def _leaky_backward(b: B, grad: Expr, x: Expr, negative_slope: float) -> Expr:
-    scaled = b.apply("mul", grad, _num(b, x, negative_slope))
-    return b.where(b.compare("gt", x, _num(b, x, 0)), grad, scaled)
-
-
-def _elu(b: B, x: Expr, alpha: float, scale: float, input_scale: float) -> Expr:
-    bent = b.apply("expm1", b.apply("mul", x, _num(b, x, input_scale)))
-    low = b.apply("mul", bent, _num(b, x, alpha * scale))
-    return b.where(b.compare("le", x, _num(b, x, 0)), low, b.apply("mul", x, _num(b, x, scale)))
-
-
-def _hardsigmoid(b: B, x: Expr) -> Expr:
-    shifted = b.apply("add", x, _num(b, x, 3))
-    return b.apply(
-        "div", b.apply("min", b.apply("max", shifted, _num(b, x, 0)), _num(b, x, 6)), _num(b, x, 6)
-    )
-
-
-def _hardswish(b: B, x: Expr) -> Expr:
-    capped = b.apply("min", b.apply("max", b.apply("add", x, _num(b, x, 3)), _num(b, x, 0)), _num(b, x, 6))
-    return b.apply("div", b.apply("mul", x, capped), _num(b, x, 6))
-
-
-def _hardswish_backward(b: B, grad: Expr, x: Expr) -> Expr:
-    ramp = b.apply("mul", grad, b.apply("add", b.apply("div", x, _num(b, x, 3)), _num(b, x, 0.5)))
-    inner = b.where(b.compare("le", x, _num(b, x, 3)), ramp, grad)
-    return b.where(b.compare("lt", x, _num(b, x, -3)), _num(b, x, 0), inner)
-
-
-def _inside(b: B, grad: Expr, x: Expr, low: float, high: float) -> Expr:
-    out = b.apply("or", b.compare("le", x, _num(b, x, low)), b.compare("ge", x, _num(b, x, high)))
-    return b.where(out, _num(b, grad, 0), grad)
-
-
-def _hardsigmoid_backward(b: B, grad: Expr, x: Expr) -> Expr:
-    inside = b.apply("and", b.compare("gt", x, _num(b, x, -3)), b.compare("lt", x, _num(b, x, 3)))
-    return b.where(inside, b.apply("mul", grad, _num(b, x, 1 / 6)), _num(b, x, 0))
-
-
-def _threshold(b: B, x: Expr, threshold: float, value: float) -> Expr:
-    return b.where(b.compare("le", x, _num(b, x, threshold)), _num(b, x, value), x)
-
-
-def _threshold_backward(b: B, grad: Expr, x: Expr, threshold: float) -> Expr:
-    return b.where(b.compare("le", x, _num(b, x, threshold)), _num(b, grad, 0), grad)
-
-
-def _sigmoid_backward(b: B, grad: Expr, out: Expr) -> Expr:
-    one = _num(b, out, 1)
-    return b.apply("mul", b.apply("mul", grad, b.apply("sub", one, out)), out)
-
-
-def _tanh_backward(b: B, grad: Expr, out: Expr) -> Expr:
-    return b.apply("mul", grad, b.apply("sub", _num(b, out, 1), b.apply("mul", out, out)))
+    return b.apply("pow", x, number(b, x, exponent))
 
 
 def _reciprocal(b: B, x: Expr) -> Expr:
-    return b.apply("div", _num(b, x, 1), x)
+    return b.apply("div", number(b, x, 1), x)
 
 
 def _rsqrt(b: B, x: Expr) -> Expr:
-    return b.apply("div", _num(b, x, 1), b.apply("sqrt", x))
+    return b.apply("div", number(b, x, 1), b.apply("sqrt", x))
 
 
 def _sign(b: B, x: Expr) -> Expr:
@@ -305,7 +180,7 @@ def _bitwise(op: str) -> Pointwise:
 
 def _dropout_backward(b: B, grad: Expr, mask: Expr, scale: float) -> Expr:
     kept = b.apply("mul", b.cast(mask, grad.dtype), grad)
-    return b.apply("mul", kept, _num(b, grad, scale))
+    return b.apply("mul", kept, number(b, grad, scale))
 
 
 def _masked(b: B, x: Expr, mask: Expr, value: Expr) -> Expr:
@@ -319,7 +194,7 @@ def _where(b: B, condition: Expr, x: Expr, y: Expr) -> Expr:
 def _isinf(b: B, x: Expr) -> Expr:
     if not x.dtype.is_floating_point:
         return b.const(False, torch.bool)
-    return b.compare("eq", b.apply("abs", x), _num(b, x, math.inf))
+    return b.compare("eq", b.apply("abs", x), number(b, x, math.inf))
 
 
 def _isnan(b: B, x: Expr) -> Expr:
@@ -410,26 +285,26 @@ POINTWISE: dict[str, Pointwise] = {
     "aten.clamp.Tensor": Pointwise("default", ("self", "min", "max"), _clamp),
     "aten.clamp_min.default": Pointwise("default", SELF, _clamp_number, ("min",)),
     "aten.clamp_max.default": Pointwise("default", SELF, _clamp_number, ("max",)),
-    "aten.gelu.default": Pointwise("default", SELF, _gelu, ("approximate",)),
-    "aten.silu.default": Pointwise("default", SELF, _silu),
-    "aten.softplus.default": Pointwise("default", SELF, _softplus, ("beta", "threshold")),
-    "aten.leaky_relu.default": Pointwise("default", SELF, _leaky, ("negative_slope",)),
-    "aten.elu.default": Pointwise("default", SELF, _elu, ("alpha", "scale", "input_scale")),
-    "aten.hardsigmoid.default": Pointwise("default", SELF, _hardsigmoid),
-    "aten.hardswish.default": Pointwise("default", SELF, _hardswish),
-    "aten.threshold.default": Pointwise("default", SELF, _threshold, ("threshold", "value")),
-    "aten.gelu_backward.default": Pointwise("default", _GRAD_SELF, _gelu_backward, ("approximate",)),
-    "aten.silu_backward.default": Pointwise("default", _GRAD_SELF, _silu_backward),
-    "aten.softplus_backward.default": Pointwise("default", _GRAD_SELF, _softplus_backward, ("beta", "threshold")),
-    "aten.leaky_relu_backward.default": Pointwise("default", _GRAD_SELF, _leaky_backward, ("negative_slope",)),
-    "aten.hardswish_backward.default": Pointwise("default", _GRAD_SELF, _hardswish_backward),
-    "aten.hardsigmoid_backward.default": Pointwise("default", _GRAD_SELF, _hardsigmoid_backward),
+    "aten.gelu.default": Pointwise("default", SELF, act.gelu, ("approximate",)),
+    "aten.silu.default": Pointwise("default", SELF, act.silu),
+    "aten.softplus.default": Pointwise("default", SELF, act.softplus, ("beta", "threshold")),
+    "aten.leaky_relu.default": Pointwise("default", SELF, act.leaky, ("negative_slope",)),
+    "aten.elu.default": Pointwise("default", SELF, act.elu, ("alpha", "scale", "input_scale")),
+    "aten.hardsigmoid.default": Pointwise("default", SELF, act.hardsigmoid),
+    "aten.hardswish.default": Pointwise("default", SELF, act.hardswish),
+    "aten.threshold.default": Pointwise("default", SELF, act.threshold, ("threshold", "value")),
+    "aten.gelu_backward.default": Pointwise("default", _GRAD_SELF, act.gelu_backward, ("approximate",)),
+    "aten.silu_backward.default": Pointwise("default", _GRAD_SELF, act.silu_backward),
+    "aten.softplus_backward.default": Pointwise("default", _GRAD_SELF, act.softplus_backward, ("beta", "threshold")),
+    "aten.leaky_relu_backward.default": Pointwise("default", _GRAD_SELF, act.leaky_backward, ("negative_slope",)),
+    "aten.hardswish_backward.default": Pointwise("default", _GRAD_SELF, act.hardswish_backward),
+    "aten.hardsigmoid_backward.default": Pointwise("default", _GRAD_SELF, act.hardsigmoid_backward),
     "aten.hardtanh_backward.default": Pointwise(
-        "default", _GRAD_SELF, lambda b, g, x, min_val, max_val: _inside(b, g, x, min_val, max_val), ("min_val", "max_val")
+        "default", _GRAD_SELF, lambda b, g, x, min_val, max_val: act.inside(b, g, x, min_val, max_val), ("min_val", "max_val")
     ),
-    "aten.threshold_backward.default": Pointwise("default", _GRAD_SELF, _threshold_backward, ("threshold",)),
-    "aten.sigmoid_backward.default": Pointwise("default", ("grad_output", "output"), _sigmoid_backward),
-    "aten.tanh_backward.default": Pointwise("default", ("grad_output", "output"), _tanh_backward),
+    "aten.threshold_backward.default": Pointwise("default", _GRAD_SELF, act.threshold_backward, ("threshold",)),
+    "aten.sigmoid_backward.default": Pointwise("default", ("grad_output", "output"), act.sigmoid_backward),
+    "aten.tanh_backward.default": Pointwise("default", ("grad_output", "output"), act.tanh_backward),
     "aten.native_dropout_backward.default": Pointwise(
         "mixed", ("grad_output", "mask"), _dropout_backward, ("scale",)
     ),
