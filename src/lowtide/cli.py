@@ -127,7 +127,6 @@ def optimize(
     _check_at_least("--threads", threads, 1)
     check_writable({"--save": save, "--report": report, "--json": json})
     request = engine.Request(memory, latency, seconds, seed, threads, rng, device, not no_fuse, not no_swap)
-    engine.use_threads(threads)
     built = engine.load_workload(workload)
     with show_progress(Console(stderr=True)) as on_progress:
         outcome = engine.optimize(built, request, on_progress)

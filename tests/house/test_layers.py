@@ -28,7 +28,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"transforms", "fusion"}),
     frozenset({"search"}),
     frozenset({"report"}),
-    frozenset({"terminal"}),
+    frozenset({"terminal", "door"}),
     frozenset({"__init__"}),  # the door
     frozenset({"cli"}),
     frozenset({"__main__"}),

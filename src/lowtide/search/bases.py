@@ -34,7 +34,7 @@ from lowtide.search.recompute import Point
 from lowtide.transforms import fission, remat
 from lowtide.transforms.fission import FissionCandidate
 
-__all__ = ["Base", "BasePoint", "large_splits", "open_base", "realise_base", "single_split"]
+__all__ = ["Base", "BasePoint", "large_splits", "nested_splits", "open_base", "realise_base", "single_split"]
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,21 @@ def large_splits(graph: Graph, counts: tuple[int, ...] = (2, 4, 8, 16, 32)) -> I
             yield candidate
 
 
-def single_split(graph: Graph, node: int, count: int) -> FissionCandidate | None:
-    """One node of a normalised graph split in `count` along the axis that cuts most of its bytes.
+def nested_splits(
+    graph: Graph, counts: tuple[int, ...] = (4, 8), regions: int = 6
+) -> Iterator[FissionCandidate]:
+    """Regions that start and end inside the model, such as a head with its loss; the most bytes first."""
+    seen: dict[tuple[int, ...], None] = {}
+    for candidate in fission.nested_candidates(graph, counts):
+        seen[candidate.nodes] = None
+        if len(seen) > regions:
+            return
+        if len(candidate.axes) < DEEP_SHARE * len(graph.nodes):
+            yield candidate
+
+
+def single_split(graph: Graph, node: int, count: int, masks: bool = False) -> FissionCandidate | None:
+    """One node of a prepared graph split in `count` along the axis that cuts most of its bytes.
 
     Axes that keep every sum whole come first: their parts are bit-equal to the whole.
     """
@@ -147,7 +160,7 @@ def single_split(graph: Graph, node: int, count: int) -> FissionCandidate | None
     if not options:
         return None
     _, _, position, extent = max(options)
-    return FissionCandidate({node: -position}, fission.even_sizes(extent, count), str(extent))
+    return FissionCandidate({node: -position}, fission.even_sizes(extent, count), str(extent), masks)
 
 
 def _cut_bytes(graph: Graph, node: Node, axis: Axis) -> int:

@@ -17,10 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lowtide.ir import Fission, Graph, Node
-from lowtide.search.bases import Base, BasePoint, large_splits, open_base, single_split
+from lowtide.search.bases import Base, BasePoint, large_splits, nested_splits, open_base, single_split
 from lowtide.search.estimator import Estimator
-from lowtide.transforms.fission import FissionCandidate
-from lowtide.transforms.normalise import normalise
+from lowtide.transforms.fission import FissionCandidate, prepare
 
 __all__ = ["Explorer", "Goal", "Improvement", "Spot"]
 
@@ -91,6 +90,9 @@ class Explorer:
             if not self._stopped():
                 self._open(f"{candidate.label} / {len(candidate.sizes)}", (candidate,))
         self._make_room()
+        for number, candidate in enumerate(nested_splits(self.graph)):
+            if not self._stopped():
+                self._open(f"inner region {number + 1} / {len(candidate.sizes)}", (candidate,))
         if self.goal.target_bytes is not None and not self._stopped():
             self._refine(self.goal.target_bytes)
         if self.halted():
@@ -105,7 +107,7 @@ class Explorer:
 
     def _make_room(self) -> None:
         """Split the operators that are in the way of a lower peak, then the next that are, and so on."""
-        normal = normalise(self.graph).graph
+        normal = prepare(self.graph)
         base, splits = self.bases[0], dict[int, FissionCandidate]()
         for _ in range(self.rounds):
             target = self.goal.target_bytes or base.outer.search.smallest().peak_bytes * 3 // 4
@@ -128,7 +130,7 @@ class Explorer:
         for crowded in base.crowded(target):
             node = sources.get(crowded, crowded)
             count = 2 * len(splits[node].sizes) if node in splits else 4
-            candidate = single_split(normal, node, count)
+            candidate = single_split(normal, node, count, normal is not prepare(self.graph, masks=False))
             if candidate is not None:
                 found[node] = candidate
         return found

@@ -24,7 +24,6 @@ __all__ = [
     "measure_fresh",
     "optimize",
     "run_plan",
-    "use_threads",
     "write_report",
 ]
 
@@ -44,13 +43,6 @@ class Request:
     swap: bool
 
 
-def use_threads(count: int | None) -> None:
-    """Compute with `count` threads in this process (None: as torch would)."""
-    import torch
-
-    torch.set_num_threads(count or torch.get_num_threads())
-
-
 def load_workload(text: str) -> Workload:
     """The workload that the user names."""
     from lowtide.workloads import load_workload as load
@@ -59,12 +51,15 @@ def load_workload(text: str) -> Workload:
 
 
 def optimize(workload: Workload, request: Request, on_progress: OnProgress) -> Outcome:
-    """Search, verify and measure a plan.
+    """Search, verify and measure a plan, with the requested threads from here on in this process.
 
     An interrupt returns the best verified plan so far, or raises KeyboardInterrupt where there is none.
     """
+    import torch
+
     from lowtide.search.driver import optimize as search
 
+    torch.set_num_threads(request.threads or torch.get_num_threads())
     return search(
         workload,
         memory=request.memory,
