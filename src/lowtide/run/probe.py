@@ -27,6 +27,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -43,10 +44,10 @@ from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.calls import Call, out_variant, prepare_call, prepare_out_call
 from lowtide.run.events import Block, Log, blocks_of, peak_bytes, record_with_hook, record_with_profiler
 from lowtide.run.layout import lay_out
-from lowtide.run.operands import make_operands
+from lowtide.run.operands import make_operands, window
 from lowtide.run.resident import NOISE_BYTES, high_water
 from lowtide.run.store import ProfileStore, machine_key
-from lowtide.run.temps import pack_temps
+from lowtide.run.temps import align, pack_temps
 
 __all__ = [
     "FactsTree",
@@ -198,18 +199,24 @@ class _Prober:
         return self._finish(node.op, replace(facts, output_bytes=sizes, hidden_bytes=hidden_bytes))
 
     def _measure_out(self, graph: Graph, node: Node, operands: Sequence[Any]) -> OperatorFacts | None:
-        """The out= form, with outputs that exist before; None if it moves or resizes them."""
+        """The out= form, with outputs that exist before, in one storage as in the arena.
+
+        None if it moves or resizes them, or refuses what lies so.
+        """
         assert isinstance(node.op, Aten)
         variant = out_variant(node.op.overload)
         assert variant is not None
         call = prepare_out_call(node.op, variant)
         _bind(call, operands)
-        given = [_empty(graph.values[out].meta) for out in node.outputs]
+        given = _empty([graph.values[out].meta for out in node.outputs])
         call.kwargs.update(zip(variant.names, given, strict=True))
         before = [_place(tensor) for tensor in given]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about resizing, which is looked at here
-            _, log, hidden_bytes = self._run(call)
+            try:
+                _, log, hidden_bytes = self._run(call)
+            except RuntimeError:  # linalg.qr takes outputs in one storage for one tensor
+                return None
         if [_place(tensor) for tensor in given] != before:
             return None
         sizes = _needed_bytes(graph, node)
@@ -241,8 +248,11 @@ def _bind(call: Call, operands: Sequence[Any]) -> None:
         call.bind(index, operand)
 
 
-def _empty(meta: TensorMeta) -> Tensor:
-    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
+def _empty(metas: Sequence[TensorMeta]) -> list[Tensor]:
+    """Windows on one block of memory."""
+    starts = list(accumulate((align(meta.span_bytes) for meta in metas), initial=0))
+    block = torch.empty(starts[-1], dtype=torch.uint8).untyped_storage()
+    return [window(block, start, meta) for start, meta in zip(starts, metas, strict=False)]
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

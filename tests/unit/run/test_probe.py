@@ -122,3 +122,14 @@ def test_operator_that_fails_is_assumed_with_a_warning() -> None:
         warnings.simplefilter("error")
         with pytest.raises(RuntimeWarning):
             probe(graph, store=ProfileStore(None))
+
+
+def test_an_out_form_that_fails_on_outputs_in_one_storage_is_not_used() -> None:
+    """linalg.qr asks whether its outputs are aliases, which in the arena they all are."""
+    graph = parse_graph(
+        "input %0: f64[6,4]\n"
+        "%1: f64[6,4](1,6), %2: f64[4,4](1,4) = aten.linalg_qr.default(%0)\nreturn %1, %2\n"
+    )
+    facts = probe(graph, "arena", store=ProfileStore(None))[graph.nodes[0].id]
+    assert out_variant("aten.linalg_qr.default") is not None
+    assert variant_of(graph.nodes[0].op, facts) == "served"  # type: ignore[arg-type]
