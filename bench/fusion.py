@@ -1,4 +1,4 @@
-"""How fast generated kernels are: one thread, process CPU time, interleaved with eager, each row in a fresh process.
+"""How fast generated kernels are: one thread, process CPU time, interleaved with eager, fresh processes.
 
     python bench/fusion.py [--rows NAME,...] [--inductor] [--json OUT.json]
 
@@ -26,7 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 ROUNDS = 15
-TUNED = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "8589934592", "MALLOC_TOP_PAD_": "268435456"}
+TUNED = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "268435456",
+}
 
 
 class Lambda(nn.Module):
@@ -95,7 +99,11 @@ class Row:
     make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
 
 
-def _plain(function: Callable[..., Tensor], shapes: Sequence[tuple[int, ...]], weights: Sequence[tuple[int, ...]] = ()) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
+def _plain(
+    function: Callable[..., Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    weights: Sequence[tuple[int, ...]] = (),
+) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
     def make() -> tuple[nn.Module, tuple[Tensor, ...]]:
         torch.manual_seed(0)
         held = [torch.randn(shape) / (shape[-1] ** 0.5) for shape in weights]
@@ -150,8 +158,14 @@ ROWS = {
     "softmax": Row("softmax written out 4096x1024", 0.33, _plain(softmax, [(4096, 1024)])),
     "norm": Row("add + LayerNorm + GELU 4096x768", 0.38, _plain(norm, [(4096, 768)] * 2, [(768,), (768,)])),
     "permute": Row("permute + add + relu + mul", 0.20, _plain(permuted, [(16, 512, 512)] * 2)),
-    "squeeze": Row("squeeze-excite block 96x112x112", 0.60, _plain(squeeze_excite, [(1, 96, 112, 112)], [(24, 96), (24,), (96, 24), (96,)])),
-    "linear": Row("Linear 768->3072 + GELU, M=384", 0.79, _plain(linear_gelu, [(384, 768)], [(3072, 768), (3072,)])),
+    "squeeze": Row(
+        "squeeze-excite block 96x112x112",
+        0.60,
+        _plain(squeeze_excite, [(1, 96, 112, 112)], [(24, 96), (24,), (96, 24), (96,)]),
+    ),
+    "linear": Row(
+        "Linear 768->3072 + GELU, M=384", 0.79, _plain(linear_gelu, [(384, 768)], [(3072, 768), (3072,)])
+    ),
     "attention": Row("attention written out 12x384x64", 0.66, _plain(attention, [(12, 384, 64)] * 3)),
     "bert": Row("BERT-like, 6 layers, L128", 0.77, _encoder),
 }
@@ -226,7 +240,9 @@ def main() -> None:
         print(json.dumps(asdict(measure(chosen.one, chosen.inductor))))
         return
     results = []
-    print(f"{'row':36} {'at most':>7} {'ratio':>6} {'tuned':>6} {'eager ms':>9} {'ours ms':>8} {'error':>8} kernels")
+    print(
+        f"{'row':36} {'at most':>7} {'ratio':>6} {'tuned':>6} {'eager ms':>9} {'ours ms':>8} {'error':>8} kernels"
+    )
     for name in chosen.rows.split(","):
         plain, tuned = run_row(name, chosen.inductor, False), run_row(name, False, True)
         results.append({**asdict(plain), "tuned_ratio": tuned.ratio, "tuned_eager_s": tuned.eager_s})

@@ -1,4 +1,4 @@
-"""A module as a flat list of steps: compiled kernels on buffers that are allocated once, ATen for the rest."""
+"""A module as a flat list of steps: kernels on buffers that are allocated once, ATen for the rest."""
 
 from __future__ import annotations
 
@@ -54,13 +54,17 @@ def _steps(graph: Graph, values: dict[int, Tensor]) -> list[Callable[[], object]
     library = compile_bodies([node.op.body for node in fused if isinstance(node.op, Fused)])
     assert library is not None, "no compiler"
     kernels = {node.id: library.kernel(k) for k, node in enumerate(fused)}
-    room = torch.empty(max((k.signature.scratch_bytes(1) for k in kernels.values()), default=0) + 64, dtype=torch.uint8)
+    room = torch.empty(
+        max((k.signature.scratch_bytes(1) for k in kernels.values()), default=0) + 64, dtype=torch.uint8
+    )
     start = (room.data_ptr() + 63) // 64 * 64
     steps: list[Callable[[], object]] = []
     for node in graph.nodes:
         if node.id in kernels:
             kernel = kernels[node.id]
-            used = [values[node.inputs[k]] for k in kernel.signature.tensors] + [values[o] for o in node.outputs]
+            used = [values[node.inputs[k]] for k in kernel.signature.tensors] + [
+                values[o] for o in node.outputs
+            ]
             run = kernel.bind([tensor.data_ptr() for tensor in used], [], start, 1)
             steps.append(_holding(run, room))
         elif not graph.is_view(node):
@@ -78,7 +82,9 @@ def _eager(node: Node, values: dict[int, Tensor]) -> Callable[[], object]:
     assert isinstance(op, Aten)
 
     def run() -> None:
-        for out, result in zip(node.outputs, tensors_of(call(op, [values[v] for v in node.inputs])), strict=False):
+        for out, result in zip(
+            node.outputs, tensors_of(call(op, [values[v] for v in node.inputs])), strict=False
+        ):
             values[out].copy_(result)
 
     return run

@@ -75,6 +75,10 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any], scalars: Sequence
                 if number not in numbers and number in _numbers([node.args, node.kwargs]):
                     numbers[number] = work.scalar()
             record(work, env, node, numbers)
+    for value in results:
+        home = work.storages[work.values[value].storage]
+        if home.role is Role.TEMP:
+            work.storages[home.id] = Storage(home.id, home.nbytes, Role.OUTPUT)
     inputs_all = tuple(ids) + tuple(numbers[s] for s in scalars)
     return Graph(tuple(work.nodes), work.values, work.storages, inputs_all, tuple(results))
 

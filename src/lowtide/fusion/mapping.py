@@ -25,7 +25,7 @@ from math import prod
 from lowtide.fusion.codegen.expr import walk
 from lowtide.fusion.codegen.index import Index, Var, flatten
 from lowtide.fusion.codegen.lower import knows, lower
-from lowtide.fusion.codegen.tensor import Tensor, Unfusable
+from lowtide.fusion.codegen.tensor import Reduction, Tensor, Unfusable
 from lowtide.ir.graph import Graph, Node, Role, Storage, TensorMeta, Value
 from lowtide.ir.ops import Aten
 
@@ -105,27 +105,30 @@ TABLE: dict[tuple[Mapping, Mapping], Cell] = {
     for second, text in zip(_COLUMNS, row.split(), strict=True)
 }
 
+_CONTRACTIONS = """
+    mm.default bmm.default addmm.default baddbmm.default mv.default dot.default linear.default einsum.default
+    _scaled_dot_product_flash_attention_for_cpu.default scaled_dot_product_attention.default
+    _scaled_dot_product_flash_attention_for_cpu_backward.default
+"""
+_WINDOWS = """
+    convolution.default convolution_backward.default max_pool2d_with_indices.default
+    max_pool2d_with_indices_backward.default avg_pool2d.default avg_pool2d_backward.default
+    _adaptive_avg_pool2d.default _adaptive_avg_pool2d_backward.default upsample_bilinear2d.vec
+    upsample_bilinear2d.default im2col.default col2im.default
+"""
+_SCANS = "cumsum.default cumprod.default"
+_SCATTERS = "embedding_dense_backward.default index_add.default scatter_add.default"
+
 DECLARED: dict[str, Kind] = {
-    **{
-        f"aten.{name}": Kind.CONTRACTION
-        for name in ("mm.default", "bmm.default", "addmm.default", "baddbmm.default", "mv.default", "dot.default",
-                     "_scaled_dot_product_flash_attention_for_cpu.default",
-                     "_scaled_dot_product_flash_attention_for_cpu_backward.default",
-                     "scaled_dot_product_attention.default", "linear.default", "einsum.default")
-    },
-    **{
-        f"aten.{name}": Kind.WINDOW
-        for name in ("convolution.default", "convolution_backward.default", "max_pool2d_with_indices.default",
-                     "max_pool2d_with_indices_backward.default", "avg_pool2d.default", "avg_pool2d_backward.default",
-                     "_adaptive_avg_pool2d.default", "_adaptive_avg_pool2d_backward.default",
-                     "upsample_bilinear2d.vec", "upsample_bilinear2d.default", "im2col.default", "col2im.default")
-    },
-    "aten.cumsum.default": Kind.SCAN,
-    "aten.cumprod.default": Kind.SCAN,
-    "aten.embedding_dense_backward.default": Kind.REDUCTION,
-    "aten.index_add.default": Kind.REDUCTION,
-    "aten.scatter_add.default": Kind.REDUCTION,
-}  # fmt: skip
+    f"aten.{name}": kind
+    for names, kind in (
+        (_CONTRACTIONS, Kind.CONTRACTION),
+        (_WINDOWS, Kind.WINDOW),
+        (_SCANS, Kind.SCAN),
+        (_SCATTERS, Kind.REDUCTION),
+    )
+    for name in names.split()
+}
 
 OPAQUE = Classified(Mapping.MANY_TO_MANY, Kind.OPAQUE)
 
@@ -184,7 +187,10 @@ def _alone(graph: Graph, node: Node) -> Graph:
 def _from_maps(body: Graph) -> Classified:
     kernel = lower(body).kernel
     if kernel.reductions:
-        kind = Kind.ROW if all(r.trailing for r in kernel.reductions) else Kind.REDUCTION
+        folds = [r for r in kernel.reductions if isinstance(r, Reduction)]
+        kind = Kind.ROW if all(r.trailing for r in folds) else Kind.REDUCTION
+        if len(folds) < len(kernel.reductions):
+            kind = Kind.CONTRACTION
         return Classified(Mapping.MANY_TO_MANY, kind)
     found = [each for store in kernel.stores for each in _store_types(body, store.tensor)]
     most = max((mapping for mapping, _ in found), default=Mapping.ONE_TO_ONE)

@@ -16,6 +16,7 @@ Not done here: contraction anchors, measuring instead of predicting, an exact mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -110,10 +111,11 @@ class _Planner:
             while stack:
                 near = self._successors(stack.pop()) if forward else self._predecessors(stack.pop())
                 for other in near:
-                    if other not in tried and other not in self.taken and other in self.types:
-                        tried.add(other)
-                        if self._absorb(block, other, forward):
-                            stack.append(other)
+                    if other in tried or other in self.taken or not self._acyclic(block.members | {other}):
+                        continue  # a path through what is still outside: tried again from there
+                    tried.add(other)
+                    if self._absorb(block, other, forward):
+                        stack.append(other)
         self._close(block)
 
     def _absorb(self, block: _Block, other: int, forward: bool) -> bool:
@@ -122,8 +124,6 @@ class _Planner:
         if verdict is Verdict.RED or len(block.members) >= self.limits.operators:
             return False
         members = block.members | {other}
-        if not self._acyclic(members):
-            return False
         apart = self._seconds(frozenset({other}))
         together = self._seconds(members)
         if apart is None or together is None or together > block.seconds + apart:
@@ -157,7 +157,7 @@ class _Planner:
     def _depth(self, node: Node) -> float:
         """Multiplications of a product, from the sizes of its operands and result."""
         sizes = [self.graph.values[value].meta.numel for value in (*node.inputs[-2:], *node.outputs)]
-        return float(prod(sizes)) ** 0.5
+        return math.sqrt(prod(sizes))
 
     def _bits(self, members: frozenset[int]) -> int:
         bits = 0

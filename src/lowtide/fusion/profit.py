@@ -22,7 +22,8 @@ from lowtide.fusion.codegen.expr import SCALAR_COST, Expr, walk
 from lowtide.fusion.codegen.gemm import block_of, operands
 from lowtide.fusion.codegen.index import Index, Var
 from lowtide.fusion.codegen.lower import Lowered, lower
-from lowtide.fusion.codegen.nest import Stage, plan_stages
+from lowtide.fusion.codegen.nest import plan_stages
+from lowtide.fusion.codegen.stage import Stage
 from lowtide.fusion.codegen.tensor import Contraction, Unfusable
 from lowtide.ir.graph import Graph
 
@@ -72,7 +73,7 @@ class Pricing:
             self._move(_touched(place) * lowered.dtypes[name].itemsize) for name, place in _accesses(stage)
         )
         nodes = list(walk(*(placed.value for placed in stage.placed)))
-        work = sum(SCALAR_COST.get(node.op, 0) * _evaluations(node) for node in nodes)
+        work: float = sum(SCALAR_COST.get(node.op, 0) * _evaluations(node) for node in nodes)
         inner = _inner(stage)
         points = max(stage.rows, 1) * stage.cols
         strided = sum(

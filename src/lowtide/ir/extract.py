@@ -31,7 +31,7 @@ class Extract:
 
 
 def base_of(graph: Graph, value: int) -> tuple[int, tuple[int, ...]]:
-    """(the value that `value` is a view of, not itself made by a view; the view nodes between, last first)."""
+    """(the value that `value` is a view of, itself not made by a view; the views between, last first)."""
     views: list[int] = []
     while (producer := graph.producer.get(value)) is not None:
         node = graph.node[producer]

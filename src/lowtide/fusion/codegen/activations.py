@@ -11,7 +11,10 @@ import math
 from lowtide.fusion.codegen.expr import Builder, Expr
 
 __all__ = [
-    "elu", "gelu", "gelu_backward", "hardsigmoid", "hardsigmoid_backward", "hardswish", "hardswish_backward", "inside", "leaky", "leaky_backward", "sigmoid_backward", "silu", "silu_backward", "softplus", "softplus_backward", "softplus_core", "tanh_backward", "threshold", "threshold_backward",
+    "elu", "gelu", "gelu_backward", "hardsigmoid", "hardsigmoid_backward", "hardswish",
+    "hardswish_backward", "inside", "leaky", "leaky_backward", "sigmoid_backward", "silu",
+    "silu_backward", "softplus", "softplus_backward", "softplus_core", "tanh_backward",
+    "threshold", "threshold_backward",
 ]  # fmt: skip
 
 B = Builder

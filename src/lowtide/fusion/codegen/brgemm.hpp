@@ -1,10 +1,13 @@
-// The micro-kernel that libtorch exports; with LT_CBLAS its BLAS instead (same library, C symbol).
-#ifdef LT_CBLAS
-extern "C" void cblas_sgemm(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
+// The micro-kernel that libtorch exports; with LT_BLAS its BLAS instead (same library, Fortran symbol).
+#ifdef LT_BLAS
+extern "C" void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
+                       const int*, const float*, const int*, const float*, float*, const int*);
 namespace at { namespace native { namespace cpublas { static inline void brgemm_release(bool) {} } } }
 static inline void lt_brgemm(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add,
-                             const float* a, const float* b, float* c) {
-  cblas_sgemm(101, 111, 111, m, n, k, 1.0f, a, lda, b, ldb, add ? 1.0f : 0.0f, c, ldc);
+                             const float* a, const float* b, float* c) {  // column-major: C' = B' A'
+  const int mi = (int)m, ni = (int)n, ki = (int)k, la = (int)lda, lb = (int)ldb, lc = (int)ldc;
+  const float one = 1.0f, keep = add ? 1.0f : 0.0f;
+  sgemm_("N", "N", &ni, &mi, &ki, &one, b, &lb, a, &la, &keep, c, &lc);
 }
 #else
 namespace at { namespace native { namespace cpublas {

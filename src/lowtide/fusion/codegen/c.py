@@ -31,8 +31,9 @@ from lowtide.fusion.codegen.index import Index
 from lowtide.fusion.codegen.lanes import Lanes
 from lowtide.fusion.codegen.loops import Writer, size
 from lowtide.fusion.codegen.lower import Lowered
-from lowtide.fusion.codegen.nest import Stage, plan_stages
+from lowtide.fusion.codegen.nest import plan_stages
 from lowtide.fusion.codegen.rows import Inner
+from lowtide.fusion.codegen.stage import Stage
 
 __all__ = ["GRAIN", "Source", "emit_kernel"]
 
@@ -112,7 +113,7 @@ def _roots(stage: Stage) -> list[Expr]:
 
 
 def _inplace(stages: Sequence[Stage], lowered: Lowered) -> tuple[tuple[int, int], ...]:
-    """(output, input) pairs that may share memory: one flat stage that reads the input only where it writes."""
+    """(output, input) pairs that may share memory: one flat stage reads the input only where it writes."""
     if len(stages) != 1 or not stages[0].flat:
         return ()
     stores: dict[str, set[Index]] = {}
@@ -140,7 +141,8 @@ def _wrap(name: str, dtypes: Mapping[str, torch.dtype], writer: Writer, points: 
         for slot, (buffer, dtype) in enumerate(dtypes.items())
     ]
     head = [
-        f"static long {name}_body(char* const* p, const double* sc, char* scratch, long thread, long threads) {{",
+        f"static long {name}_body(char* const* p, const double* sc, char* scratch, long thread,",
+        "    long threads) {",
         *pointers,
         "  long bad = 0; (void)sc; (void)scratch; (void)thread;",
         f"  char* const own = scratch + {writer.shared_bytes} + thread * {writer.thread_bytes}; (void)own;",

@@ -118,7 +118,10 @@ def const_text(value: float | int | bool, dtype: torch.dtype) -> str:
         number = int(value)
         text = f"INT64_C({number})" if number != -(2**63) else "INT64_MIN"
         return text if dtype == torch.int64 else f"({_MEMORY[dtype]}){text}"
-    number = float(value)
+    return _float_text(float(value), dtype)
+
+
+def _float_text(number: float, dtype: torch.dtype) -> str:
     suffix = "f" if dtype == torch.float32 else ""
     if math.isnan(number):
         return f'__builtin_nan{suffix}("")'
@@ -130,7 +133,7 @@ def const_text(value: float | int | bool, dtype: torch.dtype) -> str:
 
 
 def _float32_text(number: float) -> str:
-    rounded = torch.tensor(number, dtype=torch.float64).float().item()
+    rounded = float(torch.tensor(number, dtype=torch.float64).float().item())
     if math.isinf(rounded):
         return f"{'-' if rounded < 0 else ''}__builtin_inff()"
     text = f"{rounded.hex()}f"

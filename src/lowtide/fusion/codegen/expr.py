@@ -20,7 +20,7 @@ from functools import cached_property
 
 import torch
 
-from lowtide.fusion.codegen.index import Index, Var
+from lowtide.fusion.codegen.index import ZERO, Index, Var
 
 __all__ = ["SCALAR_COST", "STORABLE", "Builder", "Expr", "Leaf", "compute_dtype", "walk"]
 
@@ -66,7 +66,7 @@ class Leaf:
     kind: str
     value: float | int | bool = 0
     source: str = ""
-    index: Index = Index()
+    index: Index = ZERO
     stride: int = 0
     bound: int = 0
     stored: torch.dtype | None = None

@@ -4,26 +4,29 @@ Problem.  A chain of element-wise operators is bound by memory; the loop has to 
 turns into full-width vectors, whatever permutes and slices are folded into its indices.
 
 Method.  One contiguous range, or nested loops over the variables into which the indices split the range.
-An operand that is contiguous along another variable than the result is transposed tile by tile (16 x 64,
-in registers) into scratch before the element loop reads it.  Eager's own square root (updates only) cuts the range into blocks around a call.
+An operand that is contiguous along another variable than the result is transposed tile by tile (16 x 512,
+in registers) into scratch before the element loop reads it.  Eager's own square root (updates only) cuts
+the range into blocks around a call.
 
 Not done here: reductions (`rows`, `lanes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lowtide.fusion.codegen.ctext import compute_type, index_text, load_text, memory_type
 from lowtide.fusion.codegen.expr import Expr, Leaf, walk
 from lowtide.fusion.codegen.index import Index, Var
-from lowtide.fusion.codegen.loops import Loops, declare, size
+from lowtide.fusion.codegen.loops import Loops, Writer, declare, size
+from lowtide.fusion.codegen.stage import Stage
 from lowtide.fusion.codegen.tensor import Unfusable
 
 __all__ = ["Flat"]
 
 TILE_ACROSS, TILE_LAST = 16, 512  # a tile of a transposed operand
 TILE_PAD = 16  # keeps the tile's rows out of each other's cache sets
+TILE_BYTES = TILE_ACROSS * (TILE_LAST + TILE_PAD) * 8
 _TILE_PLACE = Index.of(Var("du", TILE_ACROSS)) * (TILE_LAST + TILE_PAD) + Index.of(Var("dl", TILE_LAST))
 SQRT_BLOCK = 8192  # elements per call of eager's square root
 
@@ -31,12 +34,19 @@ SQRT_BLOCK = 8192  # elements per call of eager's square root
 class Flat(Loops):
     """Element-wise stages: outer variables shared by threads, the last one in vector lanes."""
 
+    def __init__(self, stage: Stage, writer: Writer, spilled: Mapping[str, str]) -> None:
+        super().__init__(stage, writer, spilled)
+        self.after_sqrt: set[Expr] = set()
+
     def emit(self) -> None:
         roots = [placed.value for placed in self.stage.placed]
+        for node in walk(*roots):  # what a call in the middle of a block separates from the loop around it
+            if node.op == "torch_sqrt" or any(arg in self.after_sqrt for arg in node.args):
+                self.after_sqrt.add(node)
         self.enter(())
         self.hoist(roots)
         *outer, last = self.stage.col_parts
-        slow = any(n.op == "torch_sqrt" for n in walk(*roots))
+        slow = bool(self.after_sqrt)
         if not outer:
             self._one_loop(last, roots, slow)
             return
@@ -96,7 +106,7 @@ class Flat(Loops):
         declare(writer, (*others, Var("band", bands)), "u")
         writer.line(f"const int64_t first = band * {TILE_ACROSS};")
         writer.line(
-            f"const int64_t nu = {across.size} - first < {TILE_ACROSS} ? {across.size} - first : {TILE_ACROSS};"
+            f"const int64_t left = {across.size} - first, nu = left < {TILE_ACROSS} ? left : {TILE_ACROSS};"
         )
         self.enter(others)
         self.hoist(roots)
@@ -121,9 +131,7 @@ class Flat(Loops):
         leaf = node.leaf
         assert leaf is not None and leaf.stored is not None
         kind, name = memory_type(leaf.stored), self.writer.fresh("x")
-        self.writer.line(
-            f"{kind}* const {name} = ({kind}*)(own + {self.writer.own(TILE_ACROSS * (TILE_LAST + TILE_PAD) * 8)});"
-        )
+        self.writer.line(f"{kind}* const {name} = ({kind}*)(own + {self.writer.own(TILE_BYTES)});")
         starts = {across: Index.of(Var("first", across.size)), last: Index.of(Var("start", last.size))}
         place = index_text(leaf.index.substitute(lambda var: starts.get(var) or Index.of(var)))
         step = leaf.index.coefficient(last)
@@ -182,7 +190,7 @@ class Flat(Loops):
         self.writer.close()
 
     def hoistable(self, node: Expr) -> bool:
-        return super().hoistable(node) and node.op != "torch_sqrt"
+        return super().hoistable(node) and node not in self.after_sqrt
 
     def text(self, node: Expr, args: list[str]) -> str:
         if node in self.kept and node.leaf is not None:  # a transposed operand, as it lies in memory

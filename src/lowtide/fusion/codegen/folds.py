@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 
 from lowtide.fusion.codegen.ctext import compute_type
-from lowtide.fusion.codegen.nest import Placed
+from lowtide.fusion.codegen.stage import Placed
 from lowtide.fusion.codegen.tensor import Reduction
 
 __all__ = [
-    "COMBINE", "as_lane", "clause", "flags_nan", "identity", "is_float_sum", "lane_type", "result_dtype", "total_type",
+    "COMBINE", "as_lane", "clause", "flags_nan", "identity", "is_float_sum", "lane_type",
+    "result_dtype", "total_type",
 ]  # fmt: skip
 
 IDENTITY = {"sum": "0", "prod": "1", "any": "0", "all": "1"}

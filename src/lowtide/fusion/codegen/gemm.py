@@ -4,14 +4,14 @@ Problem.  A linear layer's bias, activation and residual are memory passes of th
 scale, a transpose) is another.
 
 Method.  libtorch's own micro-kernel (`brgemm`, a JIT-ed oneDNN kernel) on blocks of at most 512 x 128 or
-256 x 256 results: per block of 256 along k the right operand is packed into panels of 64 columns, the left one is
-used where it lies if its rows are contiguous, else packed (transposed in registers, or computed: the
-prologue).  The epilogue then runs over the block's rows as plain vector loops.
+256 x 256 results: per block of 256 along k the right operand is packed into panels of 64 columns, the left
+one is used where it lies if its rows are contiguous, else packed (transposed in registers, or computed:
+the prologue).  The epilogue then runs over the block's rows as plain vector loops.
 
     for unit (parallel): for k-block: pack right; for m-block: (pack left) brgemm;   epilogue and stores
 
 Invariants.  The order of additions along k does not depend on threads.  `lt_brgemm` is checked against a
-plain loop when the library is loaded (`library`), and compiled with cblas instead if it is missing or
+plain loop when the library is loaded (`library`), and compiled with its BLAS instead if it is missing or
 wrong.  Not done here: weights packed once, chains of products, types other than float32.
 """
 
@@ -121,7 +121,8 @@ class Gemm(Loops):
         writer.open(f"for (int64_t jt = 0; jt < nr; jt += {PANEL})")
         writer.line(f"const int64_t jr = nr - jt < {PANEL} ? nr - jt : {PANEL};")
         writer.line(
-            f"lt_brgemm(ir, jr, kr, {step}, {PANEL}, {self.cols}, k0 > 0, {left}, right + jt * {min(depth, BLOCK)}, "
+            f"lt_brgemm(ir, jr, kr, {step}, {PANEL}, {self.cols}, k0 > 0, {left}, "
+            f"right + jt * {min(depth, BLOCK)}, "
             f"acc + it * {self.cols} + jt);"
         )
         for _ in range(3):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
 
-__all__ = ["Atom", "Index", "Quotient", "Remainder", "Var", "flatten", "unflatten"]
+__all__ = ["ZERO", "Atom", "Index", "Quotient", "Remainder", "Var", "flatten", "unflatten"]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ class Index:
         whole, rest = _split(self, divisor)
         if rest.lower >= 0 and rest.upper < divisor:
             return whole
-        rest, divisor = _cancel(rest, divisor)
+        rest, _, factor = _cancel(rest, divisor)
+        divisor //= factor
         if divisor == 1:
             return whole + rest
         if rest.lower >= 0 and rest.upper < divisor:
@@ -141,13 +142,9 @@ class Index:
         _, rest = _split(self, divisor)
         if rest.lower >= 0 and rest.upper < divisor:
             return rest
-        factor = divisor
-        for _, coefficient in rest.terms:
-            factor = gcd(factor, coefficient)
-        if factor > 1 and rest.constant % factor >= 0:
-            small = rest.constant % factor
-            inner = Index(tuple((a, c // factor) for a, c in rest.terms), (rest.constant - small) // factor)
-            return (inner % (divisor // factor)) * factor + small
+        big, small, factor = _cancel(rest, divisor)
+        if factor > 1:
+            return (big % (divisor // factor)) * factor + small
         if len(rest.terms) == 1 and rest.constant == 0 and isinstance(rest.terms[0][0], Remainder):
             atom, coefficient = rest.terms[0]
             if coefficient == 1 and isinstance(atom, Remainder) and atom.divisor % divisor == 0:
@@ -160,6 +157,9 @@ class Index:
         for atom, coefficient in self.terms:
             total = total + _replace_atom(atom, replace) * coefficient
         return total
+
+
+ZERO = Index()
 
 
 def _replace_atom(atom: Atom, replace: Callable[[Var], Index]) -> Index:
@@ -208,16 +208,19 @@ def _split(index: Index, divisor: int) -> tuple[Index, Index]:
     return Index(whole, constant), remainder
 
 
-def _cancel(index: Index, divisor: int) -> tuple[Index, int]:
-    """Divide index and divisor by a common factor, dropping terms that stay below it."""
+def _cancel(index: Index, divisor: int) -> tuple[Index, Index, int]:
+    """(big, small, f) with ``index == big * f + small``, f a factor of `divisor` and small in ``[0, f)``.
+
+    Then ``index // d == big // (d/f)`` and ``index % d == big % (d/f) * f + small``; f is 1 if there is none.
+    """
     for factor in sorted({gcd(c, divisor) for _, c in index.terms}, reverse=True):
         if factor == 1:
             continue
         big = tuple((a, c // factor) for a, c in index.terms if c % factor == 0)
         small = Index(tuple((a, c) for a, c in index.terms if c % factor), index.constant % factor)
         if small.lower >= 0 and small.upper < factor:
-            return Index(big, index.constant // factor), divisor // factor
-    return index, divisor
+            return Index(big, index.constant // factor), small, factor
+    return index, Index(), 1
 
 
 def flatten(indices: Sequence[Index], sizes: Sequence[int]) -> Index:

@@ -13,8 +13,8 @@ from lowtide.fusion.codegen.expr import Expr, walk
 from lowtide.fusion.codegen.folds import COMBINE, as_lane, identity, is_float_sum, result_dtype, total_type
 from lowtide.fusion.codegen.index import Var
 from lowtide.fusion.codegen.loops import declare, size
-from lowtide.fusion.codegen.nest import Placed
 from lowtide.fusion.codegen.rows import KEEP_COST, Rows
+from lowtide.fusion.codegen.stage import Placed
 from lowtide.fusion.codegen.tensor import Reduction
 
 __all__ = ["Lanes"]

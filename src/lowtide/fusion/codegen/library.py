@@ -1,7 +1,7 @@
 """Compiled kernels and how to call them.
 
-Problem.  Executors bind Fused nodes to planned addresses; they need to know, per body, which pointers a kernel
-takes, in which order, and how much scratch memory, without knowing how it was generated.
+Problem.  Executors bind Fused nodes to planned addresses; they need to know, per body, which pointers a
+kernel takes, in which order, and how much scratch memory, without knowing how it was generated.
 
 Method.  `compile_bodies` turns bodies into one library; ``library.kernel(i)`` belongs to ``bodies[i]``.
 The C function is
@@ -155,7 +155,7 @@ def emit_source(bodies: Sequence[Graph]) -> tuple[str, list[Source], list[str]]:
 
 
 def _load(text: str, uses_torch: bool, uses_brgemm: bool) -> ctypes.CDLL:
-    """The library; with cblas in place of the micro-kernel if that is missing or computes something else."""
+    """The library; with BLAS in place of the micro-kernel if that is missing or computes something else."""
     try:
         library = load_library(compile_source(text, uses_torch or uses_brgemm))
         if not uses_brgemm or library.lt_self_test() == 0:
@@ -163,7 +163,7 @@ def _load(text: str, uses_torch: bool, uses_brgemm: bool) -> ctypes.CDLL:
     except OSError:
         if not uses_brgemm:
             raise
-    return load_library(compile_source("#define LT_CBLAS\n" + text, True))
+    return load_library(compile_source("#define LT_BLAS\n" + text, True))
 
 
 def compile_bodies(bodies: Sequence[Graph]) -> KernelLibrary | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from lowtide.fusion.codegen.ctext import compute_type, index_text, load_text, operation_text, store_text
 from lowtide.fusion.codegen.expr import Expr, walk
 from lowtide.fusion.codegen.index import Var
-from lowtide.fusion.codegen.nest import Placed, Stage
+from lowtide.fusion.codegen.stage import Placed, Stage
 
 __all__ = ["Loops", "Scope", "Writer", "declare", "size"]
 

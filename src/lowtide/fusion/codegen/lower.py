@@ -162,7 +162,9 @@ class _Lowering:
             if result is None:
                 raise Unfusable(f"node {node.id} writes what its rule does not define")
             if result.shape != home.meta.shape:
-                result = self.kernel.map(lambda b, x, y: y, self.tensor(value), result)
+                old = self.tensor(value)
+                assert isinstance(old, Tensor)
+                result = self.kernel.map(lambda b, x, y: y, old, result)
             cast = (
                 result
                 if result.dtype == home.meta.dtype
@@ -244,12 +246,12 @@ class _Lowering:
             self.dtypes[f"o{position}"] = meta.dtype
             self._store_into(f"o{position}", tensor, meta, 0)
         for storage, (value, tensor) in self.written.items():
-            position = self.inputs.get(storage)
-            if position is None:
+            slot = self.inputs.get(storage)
+            if slot is None:
                 continue  # an intermediate, written in place
-            base = self.body.values[self.body.inputs[position]]
+            base = self.body.values[self.body.inputs[slot]]
             home = self.body.values[value]
-            self._store_into(f"i{position}", tensor, home.meta, home.offset - base.offset)
+            self._store_into(f"i{slot}", tensor, home.meta, home.offset - base.offset)
 
     def _store_into(self, buffer: str, tensor: Tensor, meta: TensorMeta, offset: int) -> None:
         if not tensor.pieces:

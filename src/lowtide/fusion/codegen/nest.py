@@ -17,114 +17,16 @@ Not done here: tiling of transposes and C text (`c`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from lowtide.fusion.codegen.expr import Expr, walk
-from lowtide.fusion.codegen.index import Index, Quotient, Remainder, Var, flatten, unflatten
-from lowtide.fusion.codegen.tensor import Contraction, Kernel, Reduction, Store, Unfusable
+from lowtide.fusion.codegen.fit import assign, live
+from lowtide.fusion.codegen.index import Index, Quotient, Remainder, Var, unflatten
+from lowtide.fusion.codegen.stage import Item, Placed, Stage, across
+from lowtide.fusion.codegen.tensor import Contraction, Kernel, Reduction, Unfusable
 
-__all__ = ["Item", "Placed", "Stage", "plan_stages"]
-
-
-@dataclass(frozen=True, eq=False)
-class Item:
-    """One reduction or store with its axes; `kept` counts the leading axes that a reduction keeps."""
-
-    name: str
-    sizes: tuple[int, ...]
-    kept: int | None
-    build: Callable[[tuple[Index, ...]], Expr]
-    reduction: Reduction | None = None
-    store: Store | None = None
-    contraction: Contraction | None = None
-
-    @property
-    def numel(self) -> int:
-        """Number of points of its space."""
-        return prod(self.sizes)
-
-
-@dataclass(frozen=True, eq=False)
-class Placed:
-    """An item inside a stage: its value and (for a store) its place at row and column.
-
-    `row_only` items have no column; an `across` item sums over the rows (one result per column), and
-    only later stages may read it.
-    """
-
-    item: Item
-    value: Expr
-    place: Index
-    row_only: bool
-    across: bool = False
-
-
-@dataclass(eq=False)
-class Stage:
-    """``rows x cols`` points; `rows` is 0 for a flat element-wise stage of `cols` points.
-
-    A stage with a `product` computes it tile by tile and applies its stores to each tile.
-    """
-
-    rows: int
-    cols: int
-    members: list[tuple[Item, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
-    row_parts: tuple[Var, ...] = ()
-    col_parts: tuple[Var, ...] = ()
-    row: Index = Index()
-    col: Index = Index()
-    placed: tuple[Placed, ...] = ()
-    product: Contraction | None = None
-
-    @property
-    def flat(self) -> bool:
-        """Whether it is element-wise without rows."""
-        return self.rows == 0
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Reductions along a row computed here (or the product)."""
-        if self.product is not None:
-            return frozenset({self.product.name})
-        return frozenset(
-            item.name
-            for item, rows, _ in self.members
-            if item.reduction is not None and not _across(item, rows)
-        )
-
-    def holds(self, node: Expr) -> bool:
-        """Whether a reference to a reduction is to this stage's own, at the point being computed."""
-        assert node.leaf is not None
-        here = self.row if self.product is None else self.row * self.cols + self.col
-        return node.leaf.source in self.names and node.leaf.index == here
-
-    @property
-    def lanes(self) -> bool:
-        """Whether memory is contiguous along rows rather than along columns."""
-        if any(placed.across for placed in self.placed):
-            return False
-        row, col = self.row_parts[-1], self.col_parts[-1]
-        score = 0
-        for placed in self.placed:
-            indices = [
-                n.leaf.index for n in walk(placed.value) if n.leaf is not None and n.leaf.kind == "load"
-            ]
-            for index in [*indices, placed.place] if placed.item.store is not None else indices:
-                touched = prod(var.size for var in index.variables)
-                score += touched * ((index.coefficient(row) == 1) - (index.coefficient(col) == 1))
-        return row.size > 1 and (score > 0 or self.cols == 1)
-
-    @property
-    def buffers(self) -> frozenset[str]:
-        """Buffers read here."""
-        return frozenset(
-            node.leaf.source
-            for placed in self.placed
-            for node in walk(placed.value)
-            if node.leaf is not None and node.leaf.kind == "load"
-        )
+__all__ = ["plan_stages"]
 
 
 def _items(kernel: Kernel) -> Iterator[Item]:
@@ -153,204 +55,17 @@ def _product_item(kernel: Kernel, product: Contraction) -> Item:
 def plan_stages(kernel: Kernel) -> tuple[Stage, ...]:
     """Stages that compute everything the stores need, in order."""
     items = [item for item in _items(kernel) if item.store is None or item.numel]
-    needed = _live(items)
+    needed = live(items)
     stages: list[Stage] = []
     home: dict[str, tuple[int, int]] = {}
     for item in items:
         if item.store is not None or item.name in needed:
-            home[item.name] = _assign(item, stages, home)
+            home[item.name] = assign(item, stages, home)
     for stage in stages:
         _settle(stage)
     stages = _merge_columns(stages)
     _check_writes(stages)
     return tuple(stages)
-
-
-def _axis_vars(item: Item) -> tuple[Index, ...]:
-    return tuple(Index.of(Var(f"d{k}", size)) for k, size in enumerate(item.sizes))
-
-
-def _references(item: Item) -> list[tuple[str, Index]]:
-    """(reduction, place) that the item reads, over its own axes."""
-    found = []
-    for node in walk(item.build(_axis_vars(item))):
-        if node.leaf is not None and node.leaf.kind == "reduced":
-            found.append((node.leaf.source, node.leaf.index))
-    return found
-
-
-def _live(items: Sequence[Item]) -> frozenset[str]:
-    """Reductions that some store needs."""
-    needed: set[str] = set()
-    for item in reversed(items):
-        if item.store is not None or item.name in needed:
-            needed.update(source for source, _ in _references(item))
-    return frozenset(needed)
-
-
-def _assign(item: Item, stages: list[Stage], home: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    """Put `item` into the first stage that fits, or open one; returns its number."""
-    references = _references(item)
-    first = max((ready for _, ready in (home[source] for source, _ in references)), default=0)
-    for number in range(first, len(stages)):
-        stage = stages[number]
-        local = [place for source, place in references if home[source][0] == number]
-        split = _fit(item, stage, local)
-        if split is not None:
-            stage.members.append((item, *split))
-            return _home(item, number, split[0])
-    stages.append(_open(item))
-    members = stages[-1].members
-    return _home(item, len(stages) - 1, members[0][1] if members else ())
-
-
-def _home(item: Item, number: int, rows: tuple[int, ...]) -> tuple[int, int]:
-    """(stage, first stage that may read the result)."""
-    return number, number + 1 if _across(item, rows) else number
-
-
-def _open(item: Item) -> Stage:
-    axes = tuple(range(len(item.sizes)))
-    if item.contraction is not None:
-        batch, m, n, _ = item.sizes
-        return Stage(batch * m, n, product=item.contraction)
-    if item.kept is None:
-        return Stage(0, item.numel, [(item, (), _memory_order(item))])
-    rows, cols = axes[: item.kept], axes[item.kept :]
-    if _sums_rows(item):
-        rows, cols = cols, rows
-    return Stage(prod(item.sizes[k] for k in rows), prod(item.sizes[k] for k in cols), [(item, rows, cols)])
-
-
-def _sums_rows(item: Item) -> bool:
-    """Whether a reduction is best run as sums across contiguous rows (a bias gradient)."""
-    reduction, kept = item.reduction, item.kept
-    if reduction is None or kept is None or reduction.kind != "sum" or not reduction.dtype.is_floating_point:
-        return False
-    width, depth = prod(item.sizes[:kept]), prod(item.sizes[kept:])
-    if not 32 <= width <= 4096 or depth < 2:
-        return False
-    axes = [Var(f"d{k}", size) for k, size in enumerate(item.sizes)]
-    inner = next((axis for axis in reversed(axes[:kept]) if axis.size > 1), axes[0])
-    last = next((axis for axis in reversed(axes[kept:]) if axis.size > 1), axes[-1])
-    score = 0
-    for node in walk(item.build(_axis_vars(item))):
-        if node.leaf is not None and node.leaf.kind == "load":
-            score += (node.leaf.index.coefficient(inner) == 1) - (node.leaf.index.coefficient(last) == 1)
-    return score > 0
-
-
-def _memory_order(item: Item) -> tuple[int, ...]:
-    """The axes of a store as they lie in memory, outermost first."""
-    assert item.store is not None
-    stride = item.store.stride
-    return tuple(
-        sorted(range(len(item.sizes)), key=lambda k: -stride[k] if item.sizes[k] > 1 else -(1 << 62))
-    )
-
-
-def _fit_flat(item: Item, stage: Stage) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """A store of the same shape joins in the stage's order of axes; of another shape, if all are plain."""
-    if item.kept is not None or item.numel != stage.cols:
-        return None
-    first, _, order = stage.members[0]
-    if item.sizes == first.sizes:
-        return (), order
-    plain = order == tuple(sorted(order)) and _memory_order(item) == tuple(range(len(item.sizes)))
-    return ((), tuple(range(len(item.sizes)))) if plain else None
-
-
-def _fit(item: Item, stage: Stage, local: Sequence[Index]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """How the item's axes split into the stage's rows and columns; None if they do not."""
-    axes = tuple(k for k, size in enumerate(item.sizes) if size > 1)
-    if item.contraction is not None:
-        return None
-    if stage.product is not None:
-        return _fit_product(item, stage, local)
-    if stage.flat:
-        return None if local else _fit_flat(item, stage)
-    if item.kept is None and stage.cols <= 1:
-        return None
-    if item.kept is not None and not _joins(item, stage, local):
-        return None
-    rows = _row_axes(item, stage, local, axes)
-    if rows is None:
-        return None
-    cols = tuple(k for k in axes if k not in rows)
-    width = prod(item.sizes[k] for k in cols)
-    if prod(item.sizes[k] for k in rows) != stage.rows or (
-        width != stage.cols and (width != 1 or item.kept is not None)
-    ):
-        return None
-    row = flatten([_axis_vars(item)[k] for k in rows], [item.sizes[k] for k in rows])
-    return (rows, cols) if all(place == row for place in local) else None
-
-
-def _fit_product(
-    item: Item, stage: Stage, local: Sequence[Index]
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """A store that reads the product exactly where it stands, whatever order of axes it stores in."""
-    if item.store is None or item.numel != stage.rows * stage.cols or not local:
-        return None
-    order = _decode(local[0], item)
-    if order is None or any(place != local[0] for place in local):
-        return None
-    rows = _take(item, stage.rows, order)
-    fits = prod(item.sizes[k] for k in rows) == stage.rows and len(order) == sum(s > 1 for s in item.sizes)
-    return (rows, order[len(rows) :]) if fits else None
-
-
-def _joins(item: Item, stage: Stage, local: Sequence[Index]) -> bool:
-    """Whether a reduction may join: sums across rows ride on any pass over contiguous rows, others need a
-    stage whose own reductions run along its rows."""
-    first = stage.members[0][0].reduction if stage.members else None
-    if _sums_rows(item):
-        return (_adds_across(stage) and not local) or (first is not None and first.trailing)
-    return not _adds_across(stage)
-
-
-def _adds_across(stage: Stage) -> bool:
-    """Whether the stage was opened by a sum across its rows."""
-    return bool(stage.members) and _across(*stage.members[0][:2])
-
-
-def _row_axes(
-    item: Item, stage: Stage, local: Sequence[Index], axes: Sequence[int]
-) -> tuple[int, ...] | None:
-    if item.kept is not None:
-        across = _sums_rows(item)
-        return tuple(k for k in axes if (k >= item.kept) == across)
-    if local:
-        return _decode(local[0], item)
-    first = stage.members[0][0].reduction if stage.members else None
-    if first is not None and not first.trailing and not _adds_across(stage):  # its rows are the last axes
-        return tuple(reversed(_take(item, stage.rows, tuple(reversed(axes)))))
-    return _take(item, stage.rows, axes)
-
-
-def _take(item: Item, rows: int, axes: Sequence[int]) -> tuple[int, ...]:
-    """As many of `axes` as make up `rows` points."""
-    taken: list[int] = []
-    for axis in axes:
-        if prod(item.sizes[k] for k in taken) >= rows:
-            break
-        taken.append(axis)
-    return tuple(taken)
-
-
-def _decode(place: Index, item: Item) -> tuple[int, ...] | None:
-    """The axes, outermost first, of which `place` is the row-major position; None if it is not one."""
-    if not place.linear or place.constant:
-        return None
-    numbers = {var: k for k, var in enumerate(Var(f"d{k}", size) for k, size in enumerate(item.sizes))}
-    terms = sorted(((c, a) for a, c in place.terms if isinstance(a, Var)), key=lambda term: term[0])
-    step, axes = 1, []
-    for coefficient, var in terms:
-        if coefficient != step:
-            return None
-        axes.append(numbers[var])
-        step *= var.size
-    return tuple(reversed(axes))
 
 
 def _settle(stage: Stage) -> None:
@@ -366,11 +81,6 @@ def _settle(stage: Stage) -> None:
         if (more_rows, more_cols) == (row_cuts, col_cuts):
             return
         row_cuts, col_cuts = more_rows, more_cols
-
-
-def _across(item: Item, rows: Sequence[int]) -> bool:
-    """Whether a member reduces over its stage's rows."""
-    return item.kept is not None and bool(rows) and rows[0] >= item.kept
 
 
 def _merge_columns(stages: list[Stage]) -> list[Stage]:
@@ -408,18 +118,19 @@ def _can_ride(stage: Stage, host: Stage, before: Sequence[Stage]) -> bool:
         return False
     earlier = frozenset(item.name for old in before[: before.index(host)] for item, _, _ in old.members)
     for placed in (p for p in stage.placed if p.item.reduction is not None):
-        for node in walk(placed.value):
-            leaf = node.leaf
-            if leaf is not None and leaf.kind == "reduced" and leaf.source not in earlier:
-                if leaf.source not in host.names or leaf.index != stage.col:
-                    return False
+        foreign = (n.leaf for n in walk(placed.value) if n.leaf is not None and n.leaf.kind == "reduced")
+        if any(
+            leaf.source not in earlier and (leaf.source not in host.names or leaf.index != stage.col)
+            for leaf in foreign
+        ):
+            return False
     return True
 
 
 def _parts(name: str, size: int, cuts: Sequence[int]) -> tuple[tuple[Var, ...], Index]:
     """Variables for ``[0, size)`` split at `cuts` (ascending divisors), outermost first, and their sum."""
     bounds = [1, *cuts, max(size, 1)]
-    sizes = [high // low for low, high in zip(bounds, bounds[1:], strict=False)]
+    sizes = [high // low for low, high in pairwise(bounds)]
     variables = tuple(Var(f"{name}{len(sizes) - 1 - k}", s) for k, s in enumerate(sizes))
     total = Index()
     for var, step in zip(variables, bounds, strict=False):
@@ -440,7 +151,7 @@ def _place(stage: Stage, item: Item, rows: tuple[int, ...], cols: tuple[int, ...
     row_only = (
         not stage.flat and item.kept is None and not any(item.sizes[k] > 1 for k in cols) and stage.cols > 1
     )
-    return Placed(item, item.build(tuple(indices)), place, row_only, _across(item, rows))
+    return Placed(item, item.build(tuple(indices)), place, row_only, across(item, rows))
 
 
 def _indices(stage: Stage) -> Iterator[Index]:

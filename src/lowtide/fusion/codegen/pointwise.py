@@ -6,8 +6,8 @@ kernel computes: in which type (promotion), in which order, and where it contrac
 Method.  Data: overload -> `Pointwise(kind, operands, params, emit)`.  `kind` is the promotion: *default*
 (compute in the result's type), *float* (integers become floating point; the result's type says which),
 *compare* (promote the operands, result bool), *logic* (operands as bool), *mixed* (operands keep their
-own types).  Measured on torch 2.13: ``add(alpha=)``, ``sub(alpha=)``, ``lerp`` and ``addcmul`` (``fma(v*a, b, x)``)
-end in one FMA; ``addcdiv`` is ``x + (v*a)/b`` without.
+own types).  Measured on torch 2.13: ``add(alpha=)``, ``sub(alpha=)``, ``lerp`` and ``addcmul`` (it is
+``fma(v*a, b, x)``) end in one FMA; ``addcdiv`` is ``x + (v*a)/b`` without.
 
 Not done here: complex numbers, float16, operators that draw random numbers.
 """
@@ -108,6 +108,14 @@ def _clamp(b: B, x: Expr, low: Expr | None, high: Expr | None) -> Expr:
 def _clamp_number(b: B, x: Expr, min: Any = None, max: Any = None) -> Expr:
     low = None if min is None else b.const(min, x.dtype)
     return _clamp(b, x, low, None if max is None else b.const(max, x.dtype))
+
+
+def _hardtanh(b: B, x: Expr, min_val: float, max_val: float) -> Expr:
+    return _clamp_number(b, x, min_val, max_val)
+
+
+def _hardtanh_backward(b: B, grad: Expr, x: Expr, min_val: float, max_val: float) -> Expr:
+    return act.inside(b, grad, x, min_val, max_val)
 
 
 def _lerp(b: B, x: Expr, end: Expr, weight: Expr) -> Expr:
@@ -211,7 +219,8 @@ def _second(b: B, x: Expr, y: Expr) -> Expr:
 
 SELF, PAIR = ("self",), ("self", "other")
 _ALPHA = ("alpha",)
-_GRAD_SELF = ("grad_output", "self")
+_BACK = ("grad_output", "self")
+_SOFT = ("beta", "threshold")
 
 POINTWISE: dict[str, Pointwise] = {
     "aten.add.Tensor": Pointwise("default", PAIR, _add, _ALPHA),
@@ -279,7 +288,7 @@ POINTWISE: dict[str, Pointwise] = {
     "aten.relu.default": Pointwise("default", SELF, _relu),
     "aten.relu6.default": Pointwise("default", SELF, lambda b, x: _clamp_number(b, x, 0, 6)),
     "aten.hardtanh.default": Pointwise(
-        "default", SELF, lambda b, x, min_val, max_val: _clamp_number(b, x, min_val, max_val), ("min_val", "max_val")
+        "default", SELF, _hardtanh, ("min_val", "max_val")
     ),
     "aten.clamp.default": Pointwise("default", SELF, _clamp_number, ("min", "max")),
     "aten.clamp.Tensor": Pointwise("default", ("self", "min", "max"), _clamp),
@@ -287,22 +296,22 @@ POINTWISE: dict[str, Pointwise] = {
     "aten.clamp_max.default": Pointwise("default", SELF, _clamp_number, ("max",)),
     "aten.gelu.default": Pointwise("default", SELF, act.gelu, ("approximate",)),
     "aten.silu.default": Pointwise("default", SELF, act.silu),
-    "aten.softplus.default": Pointwise("default", SELF, act.softplus, ("beta", "threshold")),
+    "aten.softplus.default": Pointwise("default", SELF, act.softplus, _SOFT),
     "aten.leaky_relu.default": Pointwise("default", SELF, act.leaky, ("negative_slope",)),
     "aten.elu.default": Pointwise("default", SELF, act.elu, ("alpha", "scale", "input_scale")),
     "aten.hardsigmoid.default": Pointwise("default", SELF, act.hardsigmoid),
     "aten.hardswish.default": Pointwise("default", SELF, act.hardswish),
     "aten.threshold.default": Pointwise("default", SELF, act.threshold, ("threshold", "value")),
-    "aten.gelu_backward.default": Pointwise("default", _GRAD_SELF, act.gelu_backward, ("approximate",)),
-    "aten.silu_backward.default": Pointwise("default", _GRAD_SELF, act.silu_backward),
-    "aten.softplus_backward.default": Pointwise("default", _GRAD_SELF, act.softplus_backward, ("beta", "threshold")),
-    "aten.leaky_relu_backward.default": Pointwise("default", _GRAD_SELF, act.leaky_backward, ("negative_slope",)),
-    "aten.hardswish_backward.default": Pointwise("default", _GRAD_SELF, act.hardswish_backward),
-    "aten.hardsigmoid_backward.default": Pointwise("default", _GRAD_SELF, act.hardsigmoid_backward),
+    "aten.gelu_backward.default": Pointwise("default", _BACK, act.gelu_backward, ("approximate",)),
+    "aten.silu_backward.default": Pointwise("default", _BACK, act.silu_backward),
+    "aten.softplus_backward.default": Pointwise("default", _BACK, act.softplus_backward, _SOFT),
+    "aten.leaky_relu_backward.default": Pointwise("default", _BACK, act.leaky_backward, ("negative_slope",)),
+    "aten.hardswish_backward.default": Pointwise("default", _BACK, act.hardswish_backward),
+    "aten.hardsigmoid_backward.default": Pointwise("default", _BACK, act.hardsigmoid_backward),
     "aten.hardtanh_backward.default": Pointwise(
-        "default", _GRAD_SELF, lambda b, g, x, min_val, max_val: act.inside(b, g, x, min_val, max_val), ("min_val", "max_val")
+        "default", _BACK, _hardtanh_backward, ("min_val", "max_val")
     ),
-    "aten.threshold_backward.default": Pointwise("default", _GRAD_SELF, act.threshold_backward, ("threshold",)),
+    "aten.threshold_backward.default": Pointwise("default", _BACK, act.threshold_backward, ("threshold",)),
     "aten.sigmoid_backward.default": Pointwise("default", ("grad_output", "output"), act.sigmoid_backward),
     "aten.tanh_backward.default": Pointwise("default", ("grad_output", "output"), act.tanh_backward),
     "aten.native_dropout_backward.default": Pointwise(

@@ -19,7 +19,10 @@ from lowtide.fusion.codegen.expr import Builder, Expr, compute_dtype
 from lowtide.fusion.codegen.tensor import Kernel, Tensor, Unfusable, reshape
 from lowtide.ir.graph import TensorMeta
 
-__all__ = ["REDUCTIONS", "Metas", "Outputs", "as_stored", "axes_of", "combine", "count_of", "mean_of", "moments", "widen", "with_number"]  # fmt: skip
+__all__ = [
+    "REDUCTIONS", "Metas", "Outputs", "as_stored", "axes_of", "combine", "count_of", "mean_of",
+    "moments", "widen", "with_number",
+]  # fmt: skip
 
 Metas = Sequence[TensorMeta]
 Outputs = tuple[Tensor | None, ...]

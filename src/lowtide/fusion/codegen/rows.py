@@ -23,7 +23,7 @@ from lowtide.fusion.codegen.folds import (
 )  # fmt: skip
 from lowtide.fusion.codegen.index import Var
 from lowtide.fusion.codegen.loops import Loops, Writer, declare
-from lowtide.fusion.codegen.nest import Placed, Stage
+from lowtide.fusion.codegen.stage import Placed, Stage
 from lowtide.fusion.codegen.tensor import Reduction
 
 __all__ = ["Inner", "Rows"]

@@ -136,7 +136,7 @@ class Kernel:
 
     def map(self, emit: Callable[..., Expr], *tensors: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Element-wise `emit(builder, *elements)` with broadcasting, stored as `dtype`."""
-        shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+        shape: tuple[int, ...] = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
         stored = dtype or tensors[0].dtype
         split = next((t for t in tensors if t.pieces and t.shape == tuple(shape)), None)
         if split is not None:

@@ -101,7 +101,7 @@ def _slice(
     kernel: Kernel, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> tuple[Tensor, ...]:
     axis = _axis(x, dim)
-    first, stop, step = slice(start, end).indices(x.shape[axis])[:2] + (step,)
+    first, stop, _ = slice(start, end).indices(x.shape[axis])
     return (_window(x, axis, first, max(0, (stop - first + step - 1) // step), step),)
 
 
