@@ -240,18 +240,16 @@ def main() -> None:
         print(json.dumps(asdict(measure(chosen.one, chosen.inductor))))
         return
     results = []
-    print(
-        f"{'row':36} {'at most':>7} {'ratio':>6} {'tuned':>6} {'eager ms':>9} {'ours ms':>8} {'error':>8} kernels"
-    )
+    heads = ("at most", "ratio", "tuned", "eager ms", "ours ms", "error")
+    print(f"{'row':36}" + "".join(f"{head:>9}" for head in heads) + "  kernels")
     for name in chosen.rows.split(","):
         plain, tuned = run_row(name, chosen.inductor, False), run_row(name, False, True)
         results.append({**asdict(plain), "tuned_ratio": tuned.ratio, "tuned_eager_s": tuned.eager_s})
-        print(
-            f"{plain.title:36} {plain.at_most:7.2f} {plain.ratio:6.3f} {tuned.ratio:6.3f} {plain.eager_s * 1e3:9.2f} "
-            f"{plain.ours_s * 1e3:8.2f} {plain.error:8.1e} {plain.kernels_before} -> {plain.kernels_after}"
-            + (f"  inductor {plain.inductor_s / plain.eager_s:.3f}" if plain.inductor_s else ""),
-            flush=True,
-        )
+        numbers = (plain.at_most, plain.ratio, tuned.ratio, plain.eager_s * 1e3, plain.ours_s * 1e3)
+        line = f"{plain.title:36}" + "".join(f"{number:9.3f}" for number in numbers)
+        line += f"{plain.error:9.1e}  {plain.kernels_before} -> {plain.kernels_after}"
+        rival = f"  inductor {plain.inductor_s / plain.eager_s:.3f}" if plain.inductor_s else ""
+        print(line + rival, flush=True)
     if chosen.json:
         chosen.json.write_text(json.dumps(results, indent=1))
 
