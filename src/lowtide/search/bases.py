@@ -102,14 +102,19 @@ class Base:
         self._level().search.improve(self._inside(target_bytes), seconds, halted, max_rounds)
 
     def crowded(self, target_bytes: int) -> list[int]:
-        """Outer nodes that run while more than `target_bytes` are taken, at the point nearest to it."""
+        """Outer nodes whose workspace is in the way of `target_bytes`, at the point nearest to it.
+
+        Only workspace can be split away from a single operator: its operands and results are needed whole.
+        """
         if self.inner is not None:
             return []
         search = self.outer.search
         point = search.cheapest(target_bytes) or search.smallest()
         now = search.mirror.evaluate(search.mask(point))
         steps = np.flatnonzero(now.live_bytes >= min(target_bytes, now.peak_bytes))
-        return list(dict.fromkeys(search.mirror.node_ids[int(now.steps[k])] for k in steps))
+        nodes = dict.fromkeys(int(now.steps[k]) for k in steps)
+        least = max(target_bytes, 1) * WORKSPACE_SHARE
+        return [search.mirror.node_ids[n] for n in nodes if search.mirror.workspace[n] >= least]
 
     def _level(self) -> Level:
         return self.outer if self.inner is None else self.inner
@@ -119,6 +124,9 @@ class Base:
 
 
 # -- finding splits ------------------------------------------------------------------------------------
+
+WORKSPACE_SHARE = 0.02
+"""An operator whose workspace is less than this share of a target is not worth a split."""
 
 DEEP_SHARE = 0.5
 """A region with this share of the graph's nodes is searched inside."""

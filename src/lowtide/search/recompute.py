@@ -118,18 +118,30 @@ class Recomputation:
         # A conservative stand-in: the first late read is known, a later one can only help.
         return int(max(now.first_late[storage], now.last_early[storage]))
 
-    def proposals(self, chosen: Bools, now: Evaluation, target: int) -> Iterator[Bools]:
-        """Sets one edit away from `chosen`: single storages, their chains, whole modules."""
-        for storage in self.ranked(chosen, now, target)[: self.options.finalists]:
-            alone = chosen.copy()
-            alone[storage] = True
-            yield alone
-            chain = self.chain(storage, chosen, now)
-            if chain.sum() > alone.sum():
-                yield chain
-        if self.options.segments and not chosen.any():
-            for segment in self.segments:
-                yield chosen | segment
+    def proposals(self, chosen: Bools, now: Evaluation, target: int) -> Iterator[list[Bools]]:
+        """Sets one edit away from `chosen`, in batches, the most promising first.
+
+        Single storages and the chains that lead to them by rank, in the beginning whole modules too; at last
+        everything that could be kept instead, for a chain may be shorter with one more link kept.
+        """
+        ranked = self.ranked(chosen, now, target)
+        segments = [chosen | each for each in self.segments] if self.options.segments else []
+        for first in range(0, max(len(ranked), 1), self.options.finalists):
+            batch = segments if not first and not chosen.any() else []
+            for storage in ranked[first : first + self.options.finalists]:
+                alone = chosen.copy()
+                alone[storage] = True
+                chain = self.chain(storage, chosen, now)
+                batch = [*batch, alone, *([chain] if chain.sum() > alone.sum() else [])]
+            yield batch
+        yield [each for each in segments if chosen.any() and (each != chosen).any()]
+        yield [self._without(chosen, int(member)) for member in np.flatnonzero(chosen)]
+
+    @staticmethod
+    def _without(chosen: Bools, member: int) -> Bools:
+        result = chosen.copy()
+        result[member] = False
+        return result
 
     # -- descent ---------------------------------------------------------------------------------
 
@@ -137,20 +149,28 @@ class Recomputation:
         """Add recomputation until the peak is at most `target`, or nothing helps any more."""
         now = self.judge(chosen)
         while now.peak_bytes > target and not halted():
-            excess = _excess(now, target)
-            best: tuple[float, Bools, Evaluation] | None = None
-            for proposal in self.proposals(chosen, now, target):
-                after = self.judge(proposal)
-                saved = excess - _excess(after, target)
-                if saved <= 0:
-                    continue
-                score = saved / max(after.latency_s - now.latency_s, 1e-7)
-                if best is None or score > best[0]:
-                    best = (score, proposal, after)
-            if best is None:
+            for batch in self.proposals(chosen, now, target):
+                found = self._best_of(batch, now, target)
+                if found is not None or halted():
+                    break
+            if found is None:
                 break
-            chosen, now = best[1], best[2]
+            chosen, now = found
         return chosen, now
+
+    def _best_of(self, batch: list[Bools], now: Evaluation, target: int) -> tuple[Bools, Evaluation] | None:
+        """The proposal that saves the most excess per second, if any saves some."""
+        excess = _excess(now, target)
+        best: tuple[float, Bools, Evaluation] | None = None
+        for proposal in batch:
+            after = self.judge(proposal)
+            saved = excess - _excess(after, target)
+            if saved <= 0:
+                continue
+            score = saved / max(after.latency_s - now.latency_s, 1e-7)
+            if best is None or score > best[0]:
+                best = (score, proposal, after)
+        return None if best is None else (best[1], best[2])
 
     def prune(self, chosen: Bools, target: int, halted: Callable[[], bool]) -> tuple[Bools, Evaluation]:
         """Drop members that the target does not need, the costliest first."""
@@ -159,8 +179,7 @@ class Recomputation:
         for storage in members[np.argsort(-self.mirror.cost[self.mirror.owner[members]], kind="stable")]:
             if halted():
                 break
-            without = chosen.copy()
-            without[storage] = False
+            without = self._without(chosen, int(storage))
             after = self.judge(without)
             if after.peak_bytes <= target and after.latency_s <= now.latency_s:
                 chosen, now = without, after

@@ -117,14 +117,37 @@ def _needed_by(graph: Graph, owner: Mapping[int, int], seeds: set[int], allowed:
 
 
 def segments(graph: Graph, allowed: frozenset[int]) -> dict[str, frozenset[int]]:
-    """Candidate segments by module path: all recomputable storages made inside each module."""
-    found: dict[str, set[int]] = {}
+    """Candidate segments by module path: the recomputable storages that stay inside each module.
+
+    What early nodes outside a module read is kept, as a checkpoint of that module would.  The children of a
+    list of modules (``layers.0``, ``layers.1``) also make one segment together, ``layers.*``.
+    """
     owner = owner_of(graph)
+    readers = _early_reader_modules(graph)
+    found: dict[str, set[int]] = {}
     for storage in allowed:
         parts = graph.node[owner[storage]].origin.module.split(".")
         for depth in range(1, len(parts) + 1):
-            found.setdefault(".".join(parts[:depth]), set()).add(storage)
+            path = ".".join(parts[:depth])
+            if all(_is_inside(module, path) for module in readers.get(storage, ())):
+                found.setdefault(path, set()).add(storage)
+                if parts[depth - 1].isdigit():
+                    found.setdefault(".".join((*parts[: depth - 1], "*")), set()).add(storage)
     return {path: frozenset(members) for path, members in sorted(found.items())}
+
+
+def _early_reader_modules(graph: Graph) -> dict[int, set[str]]:
+    """Storage -> module paths of the forward nodes that read it."""
+    found: dict[int, set[str]] = {}
+    for node in graph.nodes:
+        if node.origin.phase not in _LATE_PHASES:
+            for value in node.inputs:
+                found.setdefault(graph.values[value].storage, set()).add(node.origin.module)
+    return found
+
+
+def _is_inside(module: str, path: str) -> bool:
+    return module == path or module.startswith(path + ".")
 
 
 class _Rewriter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowtide.cost.devices import device_named
-from lowtide.search.bases import BasePoint, open_base, realise_base
+from lowtide.search.bases import open_base, realise_base
 from lowtide.search.estimator import Estimator
 from lowtide.search.explorer import Explorer, Goal
 from tests.unit.search.test_mirror import big_chain
@@ -62,8 +62,11 @@ def test_the_record_only_gets_better() -> None:
     assert search.stop_reason == "time"
 
 
-def test_a_base_knows_who_is_in_the_way() -> None:
+def test_a_base_knows_whose_workspace_is_in_the_way() -> None:
     base = open_base("whole", big_chain(12), (), Estimator(device_named("cpu")), 0)
     assert base is not None
-    point = BasePoint(base.outer.search.points[0].peak_bytes, 0.0, frozenset())
-    assert base.crowded(point.peak_bytes)
+    mirror = base.outer.search.mirror
+    peak = base.outer.search.points[0].peak_bytes
+    assert base.crowded(peak) == []  # nobody has any: a split would save nothing
+    mirror.workspace[5] = peak
+    assert base.crowded(peak) == [mirror.node_ids[5]]

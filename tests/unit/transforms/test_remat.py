@@ -104,36 +104,18 @@ def test_a_copy_never_reads_an_updated_weight() -> None:
         apply(graph, RematCandidate(storages(graph, 3), late_nodes(graph)))
 
 
-def test_segments_follow_modules() -> None:
+def test_segments_follow_modules_and_keep_what_leaves_them() -> None:
     graph = chain()
     found = segments(graph, recomputable(graph, late_nodes(graph)))
-    assert found == {"a": storages(graph, 2, 3), "b": storages(graph, 4)}
+    assert found == {"a": storages(graph, 2)}  # %3 is read in b, %4 by the loss
 
 
-def test_new_statistics_of_a_norm_are_not_recomputed() -> None:
-    """A norm that is used twice reads the statistics of its first use; its clones have none."""
-    norm = "aten._native_batch_norm_legit_functional.default"
-    results = "%{}: f32[8,4], %{}: f32[4], %{}: f32[4], %{}: f32[4], %{}: f32[4] = "
-    graph = parse_graph(
-        f"""
-        input %0: f32[8,4]
-        input %1: f32[4] buffer
-        input %2: f32[4] buffer
-        {results.format(10, 11, 12, 13, 14)}{norm}(%0, None, None, %1, %2, True, 0.1, 1e-05)
-        {results.format(20, 21, 22, 23, 24)}{norm}(%10, None, None, %13, %14, True, 0.1, 1e-05)
-        %5: f32[] output = aten.sum.default(%20)
-        %6: f32[8,4] = aten.mul.Tensor(%20, %10)  # - - backward
-        %7: f32[4] = aten.sum.dim_IntList(%6, [0])  # - - backward
-        n30: aten.copy_.default(%1!, %23)
-        n31: aten.copy_.default(%2!, %24)
-        n32: aten.add_.Tensor(%2!, %7)  # - - update
-        return %5
-        """
+def test_the_children_of_a_list_are_one_segment_too() -> None:
+    text = CHAIN.replace("# a m.py:1 forward", "# layers.0 m.py:1 forward").replace(
+        "# b m.py:3 forward", "# layers.0 m.py:3 forward"
     )
-    late = late_nodes(graph)
-    allowed = recomputable(graph, late)
-    assert allowed == storages(graph, 10, 20)
-    edited = apply(graph, RematCandidate(allowed, late)).graph
-    verify(edited)
-    names = [getattr(node.op, "overload", "") for node in edited.nodes]
-    assert names.count("aten._native_batch_norm_legit.no_stats") == 2
+    text = text.replace("# a m.py:2 forward", "# layers.0 m.py:2 forward")
+    graph = parse_graph(text)
+    found = segments(graph, recomputable(graph, late_nodes(graph)))
+    inside = storages(graph, 2, 3)
+    assert found == {"layers": inside, "layers.*": inside, "layers.0": inside}
