@@ -40,11 +40,15 @@ def assemble(trace: Trace, updates: Updates | None) -> Assembled:
     """The graph of a trace; `updates` adds the optimizer's part."""
     ssa = Ssa(trace)
     ssa.run()
-    rebound = {path: ssa.read(window, Origin()) for path, window in trace.rebound.items()}
+    rebound = {path: _unshared(ssa, ssa.read(window, Origin())) for path, window in trace.rebound.items()}
     ssa.write_back()
+    results = {name: ssa.read(window, Origin()) for name, window in trace.results.items()}
+    replaced = {ssa.builder.values[ssa.names[f"buffer:{path}"]].storage for path in rebound}
+    for name, value in results.items():
+        if ssa.builder.values[value].storage in replaced:  # the model returns the tensor that it replaced
+            results[name] = _unshared(ssa, value)
     for path, value in rebound.items():
         ssa.store(f"buffer:{path}", value, Origin())
-    results = {name: ssa.read(window, Origin()) for name, window in trace.results.items()}
     nodes = _add_updates(ssa, updates, results) if updates is not None else {}
     returned = [value for name, value in results.items() if not name.startswith("grad:")]
     _mark_roles(ssa, returned, [value for name, value in results.items() if name.startswith("grad:")])
@@ -52,6 +56,13 @@ def assemble(trace: Trace, updates: Updates | None) -> Assembled:
     graph = drop_unread_constants(eliminate_dead_code(drop_statistics(graph), results.values()))
     names = {name: value for name, value in ssa.names.items() if value in graph.values}
     return Assembled(graph, names, results, nodes)
+
+
+def _unshared(ssa: Ssa, value: int) -> int:
+    """`value`, copied if it lies in the caller's memory, where a later write would change it."""
+    if not ssa.builder.storage_of(value).role.resident:
+        return value
+    return ssa.builder.compute(Aten("aten.clone.default", (Ref(0),)), (value,))[0]
 
 
 def _mark_roles(ssa: Ssa, outputs: list[int], gradients: list[int]) -> None:

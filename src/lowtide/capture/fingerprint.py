@@ -249,7 +249,7 @@ def _class_place(path: str, found: type) -> _Place:
 
 
 def _function_places(path: str, found: FunctionType) -> Iterator[_Place]:
-    """The closure of a user's function, and the globals that it names."""
+    """The attributes and the closure of a user's function, and the globals that it names."""
     if not _is_users(found):
         return
     cells = dict(zip(found.__code__.co_freevars, found.__closure__ or (), strict=True))
@@ -262,6 +262,8 @@ def _function_places(path: str, found: FunctionType) -> Iterator[_Place]:
             if entry is not _MISSING:
                 cells[name].cell_contents = entry
 
+    table = vars(found)
+    yield _Place(found.__qualname__, lambda: table, dict(table), lambda old: _restore_dict(table, old), False)
     if cells:
         yield _Place(f"closure of {found.__qualname__}", read_cells, read_cells(), restore_cells, False)
     names = tuple(_global_names(found.__code__))

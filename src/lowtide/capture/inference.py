@@ -20,8 +20,8 @@ from torch.export.graph_signature import InputKind
 from lowtide.capture.fingerprint import Fingerprint
 from lowtide.capture.internals import FakeTensor, outside_modes, pytree
 from lowtide.capture.recording import Stage
-from lowtide.capture.result import leaves_of
-from lowtide.capture.trace import Trace
+from lowtide.capture.result import Returned, leaves_of
+from lowtide.capture.trace import Trace, Window
 from lowtide.errors import LowtideError
 from lowtide.workload import Workload
 
@@ -34,7 +34,8 @@ def record_inference(workload: Workload) -> Trace:
     with stage.running(grad=False) as rebound:
         with stage.autocast():
             output = workload.model(*stage.stand_in(workload.args), **stage.stand_in(dict(workload.kwargs)))
-        return _finish(stage, output, rebound)
+        results, returned = _results(stage, output)
+    return stage.trace(results, returned, rebound)  # what the model put in place of buffers is known now
 
 
 def record_exported(workload: Workload) -> Trace | None:
@@ -47,15 +48,15 @@ def record_exported(workload: Workload) -> Trace | None:
         with stage.running(grad=False) as rebound, stage.autocast():
             flat = fx.Interpreter(exported.graph_module).run(*_placeholders(stage, exported))
             output = pytree.tree_unflatten(list(flat), exported.call_spec.out_spec)
-            return _finish(stage, output, rebound)
+            results, returned = _results(stage, output)
+        return stage.trace(results, returned, rebound)
     except LowtideError:
         return None
 
 
-def _finish(stage: Stage, output: Any, rebound: dict[str, Tensor]) -> Trace:
+def _results(stage: Stage, output: Any) -> tuple[dict[str, Window], Returned]:
     tensors, returned = leaves_of(output)
-    results = {name: stage.recorder.returned_window(tensor) for name, tensor in tensors}
-    return stage.trace(results, returned, rebound)
+    return {name: stage.recorder.returned_window(tensor) for name, tensor in tensors}, returned
 
 
 def _export(workload: Workload) -> torch.export.ExportedProgram | None:

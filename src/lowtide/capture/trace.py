@@ -95,6 +95,8 @@ def first_difference(left: Trace, right: Trace) -> tuple[Call | None, str] | Non
             return None, f"a constant of shape {list(resident.window.meta.shape)} has other contents"
     if dict(left.results) != dict(right.results) or left.returned != right.returned:
         return None, "the results differ"
+    if dict(left.rebound) != dict(right.rebound):
+        return None, "other buffers are replaced"
     return None
 
 

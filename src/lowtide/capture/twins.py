@@ -173,16 +173,22 @@ def swapped(slots: Iterable[Slot], twins: Twins) -> Iterator[dict[str, Tensor]]:
             assert tensor is not None
             current = slot.table.get(slot.key)
             if current is not twins.of(tensor):
-                _note_rebound(slot, current, rebound)
+                _note_rebound(slot, tensor, current, rebound)
     finally:
         for slot, tensor in originals:
             slot.table[slot.key] = tensor
 
 
-def _note_rebound(slot: Slot, current: Tensor | None, rebound: dict[str, Tensor]) -> None:
+def _note_rebound(slot: Slot, old: Tensor, current: Tensor | None, rebound: dict[str, Tensor]) -> None:
     if slot.role is Role.PARAM or current is None:
         raise CaptureError(
             f"the model replaces its {slot.role.value} {slot.path} during the step",
             remedy="change it in place, under torch.no_grad()",
+        )
+    if (current.shape, current.dtype, current.device) != (old.shape, old.dtype, old.device):
+        raise CaptureError(
+            f"the model replaces its buffer {slot.path} ({old.dtype} {list(old.shape)}) by another kind of "
+            f"tensor ({current.dtype} {list(current.shape)})",
+            remedy="make it of one shape and element type",
         )
     rebound[slot.path] = current
