@@ -173,7 +173,12 @@ def _trimmed(graph: Graph, piece: Sequence[int]) -> tuple[int, ...]:
             passed.add(number)
         elif _made_bytes(graph, node) < _freed_bytes(graph, node, inside - passed):
             inside.discard(number)
-    return tuple(number for number in piece if number in inside and not _feeds_outside(graph, number, inside))
+    removed = set(piece) - inside
+    for number in reversed(piece):  # whatever serves a node that is done before is done before as well
+        if number in passed and _serves_outside(graph, number, inside, removed):
+            inside.discard(number)
+            removed.add(number)
+    return tuple(number for number in piece if number in inside)
 
 
 def _made_bytes(graph: Graph, node: Node) -> int:
@@ -191,13 +196,10 @@ def _freed_bytes(graph: Graph, node: Node, inside: Collection[int]) -> int:
     return found
 
 
-def _feeds_outside(graph: Graph, number: int, inside: Collection[int]) -> bool:
-    """Whether a view at the start only serves nodes that are done before."""
-    node = graph.node[number]
-    if not graph.is_view(node) or any(graph.producer.get(value) in inside for value in node.inputs):
-        return False
-    readers = {reader for value in node.outputs for reader in graph.readers[value]}
-    return bool(readers) and readers.isdisjoint(inside)
+def _serves_outside(graph: Graph, number: int, inside: Collection[int], removed: Collection[int]) -> bool:
+    """Whether a view at the start serves a node that was removed, or nothing inside at all."""
+    readers = {reader for value in graph.node[number].outputs for reader in graph.readers[value]}
+    return bool(readers) and (readers.isdisjoint(inside) or not readers.isdisjoint(removed))
 
 
 # --- regions inside a region ----------------------------------------------------------------------
