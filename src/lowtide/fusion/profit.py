@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from lowtide.analysis.key import graph_key
-from lowtide.fusion.codegen.c import emit_kernel
+from lowtide.fusion.codegen.c import emit_kernel, far_references
+from lowtide.fusion.codegen.chain import find_links
 from lowtide.fusion.codegen.expr import SCALAR_COST, Expr, walk
 from lowtide.fusion.codegen.gemm import block_of, operands
 from lowtide.fusion.codegen.index import Index, Var
@@ -65,6 +66,10 @@ class Pricing:
 
     def _price(self, lowered: Lowered) -> float:
         stages = plan_stages(lowered.kernel)
+        parts = find_links(stages)
+        products = {r.name for r in lowered.kernel.reductions if isinstance(r, Contraction)}
+        if any(node.leaf is not None and node.leaf.source in products for node in far_references(parts)):
+            raise Unfusable("a product that would have to be kept whole in scratch")
         return self.rates.start_s + sum(self._stage(stage, lowered) for stage in stages)
 
     def _stage(self, stage: Stage, lowered: Lowered) -> float:

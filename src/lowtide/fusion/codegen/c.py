@@ -18,11 +18,12 @@ Stages are separated by barriers; nothing is allocated.  Signature of a kernel, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from lowtide.fusion.codegen.chain import Chain, Link, find_links
 from lowtide.fusion.codegen.ctext import compute_type, memory_type
 from lowtide.fusion.codegen.expr import Expr, walk
 from lowtide.fusion.codegen.flat import Flat
@@ -35,7 +36,7 @@ from lowtide.fusion.codegen.nest import plan_stages
 from lowtide.fusion.codegen.rows import Inner
 from lowtide.fusion.codegen.stage import Stage
 
-__all__ = ["GRAIN", "Source", "emit_kernel"]
+__all__ = ["GRAIN", "Source", "emit_kernel", "far_references"]
 
 GRAIN = 1 << 15  # points below which a kernel runs on one thread
 
@@ -59,14 +60,14 @@ class Source:
 def emit_kernel(name: str, lowered: Lowered) -> Source:
     """The function ``name`` for one body; raises Unfusable if a template is missing."""
     stages = plan_stages(lowered.kernel)
+    parts = find_links(stages)
     writer = Writer()
-    spilled = _spill(stages, lowered, writer)
-    for number, stage in enumerate(stages):
+    spilled = _spill(parts, lowered, writer)
+    for number, part in enumerate(parts):
         if number:
             writer.line("lt_barrier(threads);")
-        writer.line(f"// stage {number}: {stage.rows} x {stage.cols}")
         writer.open("")
-        _emit_stage(stage, writer, spilled)
+        _emit_part(part, writer, spilled)
         writer.close()
     points = max((_points(stage) for stage in stages), default=0)
     text = _wrap(name, lowered.dtypes, writer, points)
@@ -87,18 +88,10 @@ def _points(stage: Stage) -> int:
     return max(stage.rows, 1) * stage.cols * deep
 
 
-def _spill(stages: Sequence[Stage], lowered: Lowered, writer: Writer) -> dict[str, str]:
+def _spill(parts: Sequence[Stage | Link], lowered: Lowered, writer: Writer) -> dict[str, str]:
     """Reductions that another stage reads: name -> C type, with a scratch array declared for each."""
     dtypes = {r.name: r for r in lowered.kernel.reductions}
-    result = {}
-    for stage in stages:
-        for root in _roots(stage):
-            for node in walk(root):
-                leaf = node.leaf
-                if leaf is None or leaf.kind != "reduced" or leaf.source in result:
-                    continue
-                if not stage.holds(node):
-                    result[leaf.source] = compute_type(node.dtype)
+    result = {node.leaf.source: compute_type(node.dtype) for node in far_references(parts) if node.leaf}
     for name, text in result.items():
         count = max(size(dtypes[name].kept), 1)
         offset = writer.share(count * 8)
@@ -106,8 +99,28 @@ def _spill(stages: Sequence[Stage], lowered: Lowered, writer: Writer) -> dict[st
     return result
 
 
-def _roots(stage: Stage) -> list[Expr]:
+def far_references(parts: Sequence[Stage | Link]) -> Iterator[Expr]:
+    """References to reductions and products that are not at hand where they are read."""
+    for part in parts:
+        for root in _roots(part):
+            for node in walk(root):
+                if node.leaf is not None and node.leaf.kind == "reduced" and not _holds(part, node):
+                    yield node
+
+
+def _holds(part: Stage | Link, node: Expr) -> bool:
+    if isinstance(part, Link):
+        return part.holds(node) or part.second.holds(node)
+    return part.holds(node)
+
+
+def _roots(stage: Stage | Link) -> list[Expr]:
     """Everything that a stage evaluates, the operands of a product included."""
+    if isinstance(stage, Link):
+        first, second = stage.first.product, stage.second.product
+        assert first is not None and second is not None
+        rows = [placed.value for placed in (*stage.rows.placed, *stage.second.placed)]
+        return [*operands(first), *rows, stage.operand, operands(second)[1]]
     roots = [placed.value for placed in stage.placed]
     return roots if stage.product is None else [*roots, *operands(stage.product)]
 
@@ -161,7 +174,12 @@ def _wrap(name: str, dtypes: Mapping[str, torch.dtype], writer: Writer, points: 
     return "\n".join([*head, *writer.lines, *tail])
 
 
-def _emit_stage(stage: Stage, writer: Writer, spilled: Mapping[str, str]) -> None:
+def _emit_part(part: Stage | Link, writer: Writer, spilled: Mapping[str, str]) -> None:
+    if isinstance(part, Link):
+        Chain(part, writer, spilled).emit()
+        return
+    stage = part
+    writer.line(f"// {stage.rows} x {stage.cols}")
     if stage.product is not None:
         Gemm(stage, writer, spilled).emit()
     elif stage.flat:

@@ -17,15 +17,16 @@ wrong.  Not done here: weights packed once, chains of products, types other than
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lowtide.fusion.codegen.ctext import index_text
 from lowtide.fusion.codegen.expr import Expr
 from lowtide.fusion.codegen.index import Index, Var
-from lowtide.fusion.codegen.loops import Loops, declare
+from lowtide.fusion.codegen.loops import Loops, Writer, declare
+from lowtide.fusion.codegen.stage import Stage
 from lowtide.fusion.codegen.tensor import Contraction
 
-__all__ = ["Gemm", "block_of", "operands"]
+__all__ = ["PANEL", "Gemm", "block_of", "operands"]
 
 BLOCK = 256  # depth of a block
 PANEL = 64  # columns of a packed panel
@@ -62,11 +63,17 @@ def _even(extent: int, most: int, step: int) -> int:
 class Gemm(Loops):
     """One product stage."""
 
+    def __init__(
+        self, stage: Stage, writer: Writer, spilled: Mapping[str, str], right: str = "right"
+    ) -> None:
+        super().__init__(stage, writer, spilled)
+        assert stage.product is not None
+        self.product, self.right = stage.product, right
+        self.rows = self.cols = 0
+        writer.uses_brgemm = True
+
     def emit(self) -> None:
-        product = self.stage.product
-        assert product is not None
-        self.writer.uses_brgemm = True
-        self.product = product
+        product = self.product
         batch, m, n, _ = product.sizes
         self.rows, self.cols = _even(m, self._reach()[0], TILE), self._columns(n)
         row_units, col_units = (m + self.rows - 1) // self.rows, (n + self.cols - 1) // self.cols
@@ -81,7 +88,7 @@ class Gemm(Loops):
         writer.line(f"const int64_t mr = {m} - m0 < {self.rows} ? {m} - m0 : {self.rows};")
         writer.line(f"const int64_t nr = {n} - n0 < {self.cols} ? {n} - n0 : {self.cols};")
         self._multiply()
-        self._epilogue(m)
+        self.epilogue(m)
         writer.close()
         writer.line("at::native::cpublas::brgemm_release(false);")
 
@@ -114,10 +121,10 @@ class Gemm(Loops):
         writer, depth = self.writer, self.product.sizes[3]
         writer.open(f"for (int64_t k0 = 0; k0 < {depth}; k0 += {BLOCK})")
         writer.line(f"const int64_t kr = {depth} - k0 < {BLOCK} ? {depth} - k0 : {BLOCK};")
-        self._pack_right(min(depth, BLOCK))
+        self.pack_right(min(depth, BLOCK))
         writer.open(f"for (int64_t it = 0; it < mr; it += {TILE})")
         writer.line(f"const int64_t ir = mr - it < {TILE} ? mr - it : {TILE};")
-        left, step = self._left(min(depth, BLOCK))
+        left, step = self.left(min(depth, BLOCK))
         writer.open(f"for (int64_t jt = 0; jt < nr; jt += {PANEL})")
         writer.line(f"const int64_t jr = nr - jt < {PANEL} ? nr - jt : {PANEL};")
         writer.line(
@@ -134,15 +141,15 @@ class Gemm(Loops):
             index.substitute(lambda var: Index.of(Var(starts.get(var.name, var.name), var.size)))
         )
 
-    def _pack_right(self, depth: int) -> None:
-        """``right[panel][k][64]`` for the block's columns."""
+    def pack_right(self, depth: int) -> None:
+        """``right[panel][k][64]`` for columns ``n0 ... n0 + nr`` and depth ``k0 ... k0 + kr``."""
         writer = self.writer
         _, _, n, k = axes_of(self.product)
         _, element = operands(self.product)
         writer.open(f"for (int64_t jt = 0; jt < nr; jt += {PANEL})")
         writer.line(f"const int64_t jr = nr - jt < {PANEL} ? nr - jt : {PANEL};")
         writer.line("const int64_t nj = n0 + jt; (void)nj;")
-        target = f"right + jt * {depth}"
+        target = f"{self.right} + jt * {depth}"
         index = _plain(element)
         if index is not None and _straight(index, n, k) and index.coefficient(n) == 1:
             place, step = self._place(index, {"n": "nj", "k": "k0"}), index.coefficient(k)
@@ -154,7 +161,7 @@ class Gemm(Loops):
             self._compute(element, ("k", "k0", "kr"), ("n", "nj", "jr"), f"({target})", PANEL)
         writer.close()
 
-    def _left(self, depth: int) -> tuple[str, str]:
+    def left(self, depth: int) -> tuple[str, str]:
         """(pointer, row step) of the left operand's rows ``it ...`` of the block, packed if need be."""
         writer = self.writer
         _, m, _, k = axes_of(self.product)
@@ -203,7 +210,7 @@ class Gemm(Loops):
         writer.close()
         del self.scopes[-3:]
 
-    def _epilogue(self, m: int) -> None:
+    def epilogue(self, m: int) -> None:
         writer, stage = self.writer, self.stage
         writer.open("for (int64_t i = 0; i < mr; ++i)")
         writer.line(f"const int64_t r = bt * {m} + m0 + i; (void)r;")
