@@ -19,6 +19,7 @@ from torch import nn, optim
 from lowtide import report as reports
 from lowtide.capture import Program
 from lowtide.errors import UsageError
+from lowtide.fusion.updates import update_kernels
 from lowtide.run import plan as running
 from lowtide.run.saved import load_plan
 from lowtide.search import driver
@@ -40,6 +41,7 @@ class Plan(running.Plan):
         known = outcome.plan
         known.release()  # one arena is enough
         plan = Plan(known.program, known.recipe, known.hook)
+        plan.use_kernels(known.kernels)
         plan.outcome = outcome
         return plan
 
@@ -110,7 +112,9 @@ def load(
 
     `loss` is only needed if it is a module with tensors of its own.  Raises PlanFileError, Stale.
     """
-    return load_plan(path, model, optimizer, loss=loss, kind=Plan)
+    plan: Plan = load_plan(path, model, optimizer, loss=loss, kind=Plan)
+    plan.use_kernels(update_kernels(plan.graph))
+    return plan
 
 
 class PlanCache(KeptPlans):

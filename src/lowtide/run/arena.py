@@ -37,7 +37,7 @@ from lowtide.run.allocator import Hook
 from lowtide.run.bindings import Bindings, Window, fresh_output
 from lowtide.run.calls import Call
 from lowtide.run.layout import Layout, Location
-from lowtide.run.lower import Builder, Scope, lower_graph, program_scope
+from lowtide.run.lower import Builder, Kernels, Scope, lower_graph, program_scope
 from lowtide.run.probe import FactsTree
 from lowtide.run.steps import Draft, Prepared, finish
 from lowtide.run.temps import align
@@ -77,6 +77,12 @@ class ArenaExecutor:
         self._slot_metas = _slot_metas(graph, layout)
         self._bindings: Bindings | None = None
         self._prepared: Prepared | None = None
+        self._kernels: Kernels = {}
+
+    def use_kernels(self, kernels: Kernels) -> None:
+        """Run the update bodies in `kernels` compiled; prepares again."""
+        self._kernels = kernels
+        self.release()
 
     def prepare(self) -> tuple[Bindings, Prepared]:
         """Allocate the arena and build the steps, the first time."""
@@ -160,7 +166,7 @@ class ArenaExecutor:
             ]
 
     def _build(self, bindings: Bindings) -> Prepared:
-        builder = Builder(bindings, self._facts)
+        builder = Builder(bindings, self._facts, kernels=self._kernels)
         if self._poison:
             builder.drafts.append(_fill(bindings, 0, self.layout.nbytes))
         dying = _dying_at(self.layout) if self._poison else {}

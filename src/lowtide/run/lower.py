@@ -14,7 +14,7 @@ are windows of the outer scope and whose temporaries lie in the node's workspace
 To add an operation kind: write `lower_kind(node, scope, builder)` and enter it in `LOWERINGS`; a loop over
 parts appends its steps part by part, each with windows on its slices.
 
-Not done.  Fused kernels, swap: refused by name until their lowering is entered.
+Not done.  Fused nodes that are no updates, swap: refused by name until their lowering is entered.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from lowtide.analysis.facts import OperatorFacts
 from lowtide.analysis.parts import deliveries
-from lowtide.ir.graph import Graph, Node
-from lowtide.ir.ops import Aten, Fission, Fused, Op
+from lowtide.ir.graph import Graph, Node, TensorMeta
+from lowtide.ir.ops import Aten, Fission, Fused, Op, Ref
 from lowtide.run.bindings import Bindings, Window
 from lowtide.run.calls import Call, from_first_element, out_variant, prepare_call, prepare_out_call
 from lowtide.run.fission_steps import PartPlan, lay_out_body, part_window, plan_part
@@ -37,7 +39,22 @@ from lowtide.run.probe import FactsTree, Path, variant_of
 from lowtide.run.steps import Draft
 from lowtide.run.temps import plan_requests
 
-__all__ = ["LOWERINGS", "Builder", "Scope", "lower_graph", "program_scope"]
+__all__ = ["LOWERINGS", "Builder", "KernelCall", "Kernels", "Scope", "lower_graph", "program_scope"]
+
+
+class KernelCall(Protocol):
+    """A compiled body: takes its inputs in order (tensors, numbers for host scalars), writes in place."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch memory that a call needs."""
+
+    def __call__(self, *operands: Tensor | float, scratch: Tensor) -> None:
+        """Run once."""
+
+
+Kernels = Mapping[Graph, KernelCall]
+"""Compiled forms of update bodies."""
 
 _NO_FACTS = OperatorFacts((), 0)
 
@@ -74,6 +91,7 @@ class Builder:
     bindings: Bindings
     facts: FactsTree
     drafts: list[Draft] = field(default_factory=list)
+    kernels: Kernels = field(default_factory=dict)
 
     def facts_of(self, scope: Scope, node: Node) -> OperatorFacts:
         """Facts of a node in its scope."""
@@ -167,11 +185,13 @@ def _slot(scope: Scope, value: int) -> tuple[int, int]:
 
 
 def lower_fused(node: Node, scope: Scope, builder: Builder) -> None:
-    """An update runs its body call by call, its temporaries in the node's workspace."""
+    """An update runs as one compiled kernel, or call by call with its temporaries in the node's workspace."""
     assert isinstance(node.op, Fused)
     if node.op.kind != "update":
         raise NotImplementedError(f"node {node.id} (Fused {node.op.kind!r}) has no lowering")
     body = node.op.body
+    if body in builder.kernels and _lower_kernel(node, builder.kernels[body], scope, builder):
+        return
     path = (*scope.path, node.id)
     order = [inner.id for inner in body.nodes]
     layout = lay_out(body, order, builder.facts.get(path, {}))
@@ -179,6 +199,20 @@ def lower_fused(node: Node, scope: Scope, builder: Builder) -> None:
     given = {mine: scope.window(outer) for mine, outer in zip(body.inputs, node.inputs, strict=True)}
     inner = body_scope(body, path, layout, order, base, given, node.id)
     lower_graph(inner, order, builder, lambda step: None)
+
+
+def _lower_kernel(node: Node, kernel: KernelCall, scope: Scope, builder: Builder) -> bool:
+    """One call, its scratch in the node's workspace; False if that is too small."""
+    facts = builder.facts_of(scope, node)
+    if kernel.scratch_bytes > facts.transient_bytes - sum(facts.output_bytes):
+        return False
+    call = Call(kernel, Aten("lowtide.update.kernel", tuple(Ref(index) for index in range(len(node.inputs)))))
+    builder.bind(call, node, scope)
+    place = Location("arena", 0, scope.workspaces.get(node.id, 0))
+    meta = TensorMeta((kernel.scratch_bytes,), (1,), torch.uint8)
+    builder.bindings.place(Window(place, meta), call.kwargs, "scratch")
+    builder.drafts.append(Draft(node.id if scope.owner is None else scope.owner, call))
+    return True
 
 
 def lower_fission(node: Node, scope: Scope, builder: Builder) -> None:

@@ -36,6 +36,7 @@ from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.arena import ArenaExecutor, Tap
 from lowtide.run.events import peak_bytes, record_with_profiler
 from lowtide.run.layout import Layout, lay_out
+from lowtide.run.lower import Kernels
 from lowtide.run.probe import FactsTree, probe, probe_tree, variant_of
 from lowtide.run.store import ProfileStore
 from lowtide.schedule.schedule import Schedule
@@ -86,6 +87,7 @@ class Plan:
         self.hook = hook
         self._executor = ArenaExecutor(recipe.graph, recipe.order, recipe.facts, recipe.layout, hook, poison)
         self._lock = threading.Lock()
+        self.kernels: Kernels = {}
         self._updates = update_nodes(program, recipe.graph)
 
     # -- running --------------------------------------------------------------------------------------------
@@ -227,6 +229,12 @@ class Plan:
         from lowtide.run.saved import save_plan  # it knows plans, so it cannot be imported above
 
         save_plan(self, path)
+
+    def use_kernels(self, kernels: Kernels) -> None:
+        """Run the update bodies in `kernels` compiled (`lowtide.fusion.updates`) from the next call on."""
+        with self._lock:
+            self._executor.use_kernels(kernels)
+        self.kernels = kernels
 
     def release(self) -> None:
         """Give the arena back; the next call allocates it again."""

@@ -20,6 +20,7 @@ import torch
 from lowtide.capture import Program, capture
 from lowtide.cost.devices import device_named
 from lowtide.errors import UsageError
+from lowtide.fusion.updates import update_kernels
 from lowtide.run.measure import measure_eager
 from lowtide.search.estimator import Estimator
 from lowtide.search.explorer import Explorer, Goal, Spot
@@ -59,7 +60,7 @@ def optimize(
     with _threads(threads):
         clock = _Clock(seconds, on_progress)
         clock.enter("capture")
-        frontier = Frontier(_setting(capture(workload), clock, seed), clock)
+        frontier = Frontier(_setting(capture(workload), clock, seed, fuse=fuse), clock)
         return frontier.search(_limit(frontier.setting, memory, latency))
 
 
@@ -141,7 +142,9 @@ class _Clock:
         return self.searched_s() > self.seconds
 
 
-def _setting(program: Program, clock: _Clock, seed: int, device: str | None = None) -> Setting:
+def _setting(
+    program: Program, clock: _Clock, seed: int, device: str | None = None, fuse: bool = True
+) -> Setting:
     clock.enter("measure eager")
     eager = measure_eager(program.workload)
     clock.enter("profile")
@@ -149,7 +152,8 @@ def _setting(program: Program, clock: _Clock, seed: int, device: str | None = No
     graph = take_apart(program.graph).graph
     estimator.costs(graph)  # now, so that the search does not spend its time on measuring
     floor = floor_of(graph, estimator.facts(graph))
-    return Setting(program, graph, estimator, eager, floor, seed)
+    kernels = update_kernels(graph) if fuse else {}
+    return Setting(program, graph, estimator, eager, floor, seed, kernels)
 
 
 def _limit(setting: Setting, memory: str | int | None, latency: str | float | None) -> Limit:

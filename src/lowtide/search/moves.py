@@ -5,7 +5,8 @@ Not done here: applying them (`bases.realise_base`).
 
 from __future__ import annotations
 
-from lowtide.ir import Fission
+from lowtide.ir import Fission, Fused
+from lowtide.run.lower import Kernels
 from lowtide.search.explorer import Spot
 from lowtide.search.levels import Level
 from lowtide.search.outcome import Move
@@ -13,11 +14,14 @@ from lowtide.search.outcome import Move
 __all__ = ["moves_of"]
 
 
-def moves_of(spot: Spot) -> tuple[Move, ...]:
-    """A Fission move per split region, and one Remat move per recomputed storage."""
+def moves_of(spot: Spot, kernels: Kernels) -> tuple[Move, ...]:
+    """A Fission move per split region, Remat per recomputed storage, Fuse per compiled update."""
     moves = [*_splits(spot), *_remats(spot.base.outer, spot.point.outer)]
     if spot.base.inner is not None:
         moves += _remats(spot.base.inner, spot.point.inner)
+    for node in spot.base.outer.graph.nodes:
+        if isinstance(node.op, Fused) and node.op.body in kernels:
+            moves.append(Move("fuse", node.origin.module or node.origin.phase, node.origin.source))
     return tuple(moves)
 
 

@@ -24,6 +24,7 @@ from lowtide.errors import Infeasible
 from lowtide.ir import Graph
 from lowtide.place import Placement, place
 from lowtide.run.layout import placement_problem
+from lowtide.run.lower import Kernels
 from lowtide.run.measure import LatencyPairs, Measurement, measure_pairs, measure_plan
 from lowtide.run.plan import Plan, build_plan
 from lowtide.run.verify import Verdict, verify
@@ -58,6 +59,7 @@ class Setting:
     eager: Measurement
     floor: Floor
     seed: int
+    kernels: Kernels
 
     @property
     def resident_bytes(self) -> int:
@@ -158,11 +160,13 @@ def _trials(setting: Setting, spots: Sequence[Spot], enter: Callable[[str], None
         counts = {
             "fission": len(spot.base.candidates),
             "remat": len(spot.point.outer) + len(spot.point.inner),
+            "fuse": len(setting.kernels),
         }
         moves = {kind: count for kind, count in counts.items() if count}
         plan = build_plan(
             setting.program, realised.graph, realised.order, placement=_placed(setting, realised), moves=moves
         )
+        plan.use_kernels(setting.kernels)
         yield _Trial(spot, realised, plan)
 
 
@@ -208,7 +212,7 @@ def _judge(
         floor_bytes=min(setting.floor.total_bytes, smallest_bytes),
         floor_node=setting.floor.node,
         search=SearchRecord(seconds, explorer.states, explorer.stop_reason, record),
-        moves=moves_of(trial.spot),
+        moves=moves_of(trial.spot, setting.kernels),
         points=tuple(
             (s.point.peak_bytes + setting.resident_bytes, s.point.latency_s) for s in explorer.spots()
         ),
