@@ -15,7 +15,7 @@ from lowtide.workload import Workload
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
-    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1, amsgrad=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1),
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
 }
 
