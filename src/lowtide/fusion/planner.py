@@ -7,11 +7,12 @@ then predecessors, by Table 3 with the block's current type.  Red stops.  Green 
 the block with the operator is predicted not to be slower than the two apart (`profit`): a guard that the
 paper leaves to its empirical threshold.  Beyond the paper: operators connected through views are
 neighbours, row reductions share rows, siblings and multi-output blocks join, and after the One-to-One
-seeds run out, row reductions and the rest are seeds too.
+seeds run out, row reductions and the rest are seeds too.  Chains of two products around a row reduction
+(attention) come first, each tried as a whole, since half of one never pays.
 
 Legal: only generated operators (never views, writes, random nodes, regions), and no cycle once all blocks
 are contracted, checked on bit sets of reachability that are updated as blocks close.
-Not done here: contraction anchors, measuring instead of predicting, an exact mode.
+Not done here: measuring instead of predicting, an exact mode.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ _SINGLES = frozenset(
 )
 
 
+_HALVED = frozenset({"aten._scaled_dot_product_flash_attention_for_cpu.default"})
+
+
 @dataclass(frozen=True)
 class Limits:
     """The constraint check: operators and buffers of one block.
@@ -65,8 +69,10 @@ def plan_blocks(
 ) -> tuple[frozenset[int], ...]:
     """Groups of node ids to fuse, in the order in which they were found."""
     work = _Planner(graph, pricing or Pricing(), limits or Limits())
+    for chain in work.chains():
+        work.explore(chain)
     for seed in work.seeds():
-        work.explore(seed)
+        work.explore(frozenset({seed}))
     return tuple(work.blocks)
 
 
@@ -97,15 +103,44 @@ class _Planner:
         )
         yield from (n for n in order if self.types[n].computes or self.types[n].kind)
 
-    def explore(self, seed: int) -> None:
-        """Grow one block from `seed` and close it."""
-        if seed in self.taken:
+    def chains(self) -> Iterator[frozenset[int]]:
+        """Two products with a row reduction between them (attention written out), where one kernel wins."""
+        for number in sorted(self.types, key=self.index.__getitem__):
+            if self.types[number].kind is not Kind.ROW:
+                continue
+            before, after = self._path(number, False), self._path(number, True)
+            if before and after:
+                yield frozenset({number, *before, *after})
+
+    def _path(self, number: int, forward: bool) -> list[int]:
+        """From a row reduction to the nearest product through element-wise operators; empty if none."""
+        size = self.outputs_bytes[number]
+        path: list[int] = []
+        for _ in range(6):
+            near = self._successors(number) if forward else self._predecessors(number)
+            product = next((n for n in near if self.types[n].kind is Kind.CONTRACTION), None)
+            if product is not None:
+                return [*path, product]
+            same = [n for n in near if self.types[n].kind is None and self.outputs_bytes[n] == size]
+            if len(same) != 1:
+                return []
+            number = same[0]
+            path.append(number)
+        return []
+
+    def explore(self, seed: frozenset[int]) -> None:
+        """Grow one block from `seed` and close it; a chain that does not pay is left to the other seeds."""
+        if seed & self.taken or not self._acyclic(seed):
             return
-        alone = self._seconds(frozenset({seed}))
-        if alone is None:
+        alone = self._seconds(seed)
+        apart = [self._seconds(frozenset({each})) for each in seed]
+        if alone is None or any(one is None for one in apart):
             return
-        block = _Block(frozenset({seed}), self.types[seed], alone)
-        tried: set[int] = {seed}
+        if len(seed) > 1 and alone > sum(one for one in apart if one is not None):
+            return
+        kind = Classified(MapType.MANY_TO_MANY, Kind.CONTRACTION) if len(seed) > 1 else self.types[min(seed)]
+        block = _Block(seed, kind, alone)
+        tried: set[int] = set(seed)
         for forward in (True, False):
             stack = sorted(block.members, key=self.index.__getitem__)
             while stack:
@@ -151,6 +186,8 @@ class _Planner:
         node = self.graph.node[number]
         if not isinstance(node.op, Aten):
             return False
+        if ("is_causal" in dict(node.op.kwargs) or True in node.op.args) and node.op.overload in _HALVED:
+            return False  # ATen skips the masked half
         big = self.types[number].kind is Kind.CONTRACTION and self._depth(node) >= self.limits.product
         return big or node.op.overload in self.limits.singles
 

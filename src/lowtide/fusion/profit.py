@@ -18,7 +18,7 @@ from math import prod
 
 from lowtide.analysis.key import graph_key
 from lowtide.fusion.codegen.c import emit_kernel, far_references
-from lowtide.fusion.codegen.chain import find_links
+from lowtide.fusion.codegen.chain import Link, find_links, with_operand
 from lowtide.fusion.codegen.expr import SCALAR_COST, Expr, walk
 from lowtide.fusion.codegen.gemm import block_of, operands
 from lowtide.fusion.codegen.index import Index, Var
@@ -70,9 +70,16 @@ class Pricing:
         products = {r.name for r in lowered.kernel.reductions if isinstance(r, Contraction)}
         if any(node.leaf is not None and node.leaf.source in products for node in far_references(parts)):
             raise Unfusable("a product that would have to be kept whole in scratch")
-        return self.rates.start_s + sum(self._stage(stage, lowered) for stage in stages)
+        return self.rates.start_s + sum(self._part(part, lowered) for part in parts)
 
-    def _stage(self, stage: Stage, lowered: Lowered) -> float:
+    def _part(self, part: Stage | Link, lowered: Lowered) -> float:
+        if isinstance(part, Link):
+            before = self._stage(part.first, lowered) + self._stage(with_operand(part), lowered)
+            return before + self._stage(part.second, lowered, given=True)
+        return self._stage(part, lowered)
+
+    def _stage(self, stage: Stage, lowered: Lowered, given: bool = False) -> float:
+        """One stage; `given`: its product's left operand lies in cache already."""
         rates = self.rates
         moved = sum(
             self._move(_touched(place) * lowered.dtypes[name].itemsize) for name, place in _accesses(stage)
@@ -86,7 +93,7 @@ class Pricing:
         )
         starts = points / max(inner.size, 1)
         if stage.product is not None:
-            work += self._product(stage.product) / rates.unit_s
+            work += self._product(stage.product, given) / rates.unit_s
         return moved + work * rates.unit_s + strided * rates.strided_s + starts * rates.loop_s
 
     def _move(self, nbytes: int) -> float:
@@ -94,18 +101,16 @@ class Pricing:
         fits = nbytes <= self.rates.cache_bytes
         return nbytes / (self.rates.cache_bytes_per_s if fits else self.rates.memory_bytes_per_s)
 
-    def _product(self, product: Contraction) -> float:
+    def _product(self, product: Contraction, given: bool) -> float:
         """Seconds of a matrix product: arithmetic, packing, and computing operands once per block."""
         batch, m, n, k = product.sizes
         rows, cols = block_of(product)
         left, right = operands(product)
-        again_left, again_right = max(n / cols, 1), max(m / rows, 1)
-        packed = (
-            batch * k * (n * again_right + (m * again_left if left.op != "load" else 0)) * self.rates.pack_s
-        )
-        computed = batch * k * (m * again_left * left.cost + n * again_right * right.cost) * self.rates.unit_s
-        read = self._move(batch * k * m * 4) + self._move(batch * k * n * 4)
-        return 2.0 * batch * m * n * k / self.rates.flops_per_s + packed + computed + read
+        lefts, rights = m * max(n / cols, 1), n * max(m / rows, 1)  # elements prepared, blocks repeated
+        packed = (rights + (0 if given or left.op == "load" else lefts)) * self.rates.pack_s
+        computed = (rights * right.cost + (0 if given else lefts * left.cost)) * self.rates.unit_s
+        read = self._move(batch * k * n * 4) + (0 if given else self._move(batch * k * m * 4))
+        return 2.0 * batch * m * n * k / self.rates.flops_per_s + batch * k * (packed + computed) + read
 
     def compiles(self, body: Graph) -> bool:
         """Whether code can be generated for `body`, templates included."""

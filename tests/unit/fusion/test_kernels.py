@@ -85,6 +85,33 @@ CASES: dict[str, Case] = {  # function, inputs, stages
         (rand(2, 50, 70), rand(192, 70), rand(192)),
         1,
     ),
+    "attention written out": (
+        lambda q, k, v: torch.softmax(q @ k.transpose(-2, -1) * 0.125, -1) @ v,
+        (rand(3, 100, 64), rand(3, 130, 64), rand(3, 130, 48)),
+        3,
+    ),
+    "attention with a mask, four axes": (
+        lambda q, k, v: (
+            (torch.softmax((q @ k.transpose(-2, -1)).tril(), -1) @ v).transpose(1, 2).contiguous()
+        ),
+        (rand(2, 3, 70, 32), rand(2, 3, 70, 32), rand(2, 3, 70, 32)),
+        3,
+    ),
+    "attention that keeps its weights": (
+        lambda q, k, v: (lambda p: (p, p @ v))(torch.softmax(q @ k.transpose(-2, -1), -1)),
+        (rand(3, 50, 16), rand(3, 50, 16), rand(3, 50, 16)),
+        3,
+    ),
+    "scaled dot product attention": (
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v),
+        (rand(2, 3, 70, 32), rand(2, 3, 90, 32), rand(2, 3, 90, 32)),
+        3,
+    ),
+    "causal attention": (
+        lambda q, k, v: A._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True),
+        (rand(2, 3, 70, 32), rand(2, 3, 70, 32), rand(2, 3, 70, 32)),
+        3,
+    ),
     "layer norm of a product": (
         lambda x, w: functional.layer_norm(x @ w, (90,)),
         (rand(100, 300), rand(300, 90)),
@@ -129,6 +156,16 @@ def test_result_does_not_depend_on_threads(name: str, kernels: dict[str, Any]) -
     _, inputs, _ = CASES[name]
     one, three = kernels[name].run(inputs, 1), kernels[name].run(inputs, 3)
     assert all(torch.equal(x, y) for x, y in zip(one, three, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "attention" in name])
+def test_attention_keeps_no_square_of_scores(name: str, kernels: dict[str, Any]) -> None:
+    """Scratch is a block of 64 rows of scores and the packed operands, not heads x length x length."""
+    _, (q, k, _), _ = CASES[name]
+    squares = q.numel() // q.shape[-1] * k.shape[-2] * 4
+    rows = 64 * k.shape[-2] * 4
+    assert kernels[name].signature.shared_bytes == 0
+    assert kernels[name].signature.scratch_bytes(1) < max(squares, 5 * rows)
 
 
 def test_common_subtrees_are_computed_once() -> None:

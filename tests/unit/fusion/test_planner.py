@@ -68,6 +68,14 @@ def test_two_products_are_two_blocks() -> None:
     assert sorted(found) == [["mm"], ["mm", "relu"]]
 
 
+def test_attention_written_out_is_one_block() -> None:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.transpose(-2, -1) * 0.125, -1) @ v
+
+    found = planned(attention, [rand(4, 128, 64)] * 3)
+    assert found == [["bmm", "mul", "_softmax", "bmm"]]
+
+
 def test_softmax_takes_in_its_scale_and_mask() -> None:
     mask = torch.ones(64, 64).tril().bool()
     found = planned(lambda x: torch.softmax((x * 0.1).masked_fill(~mask, -1e9), -1), [rand(4, 64, 64)])

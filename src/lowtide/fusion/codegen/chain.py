@@ -1,12 +1,12 @@
 """Two products with a pass over rows between them, one block of rows at a time: attention in one kernel.
 
-Problem.  Written out, attention stores its scores twice: L x L numbers a head that are read once.  DNNFusion's
-table forbids the fusion (Many-to-Many x Many-to-Many); blocks of rows make it pay (Chimera, FlashAttention).
+Problem.  Written out, attention stores its scores twice: L x L numbers a head, read once.  DNNFusion's
+table forbids the fusion (Many-to-Many x Many-to-Many); blocks of rows make it pay (FlashAttention).
 
 Method.  Of three consecutive stages -- a product without stores, a stage of row passes over its result, a
 product whose left operand is computed from that -- each is run for 64 rows before the next 64:
 
-    for unit (head, 64 rows): pack K and V once a head;  score = Q K';  row passes;  score = P;  acc = P V;  stores
+    for unit (head, 64 rows): pack K, V once a head; score = Q K'; row passes; score = P; acc = P V; store
 
 Invariants.  The row passes see the first product only at their own row and column; what the second multiplies
 replaces the scores in place, in the last pass.  Not done here: long rows in pieces (online softmax): rows of
@@ -25,7 +25,7 @@ from lowtide.fusion.codegen.loops import Writer, declare
 from lowtide.fusion.codegen.rows import Inner
 from lowtide.fusion.codegen.stage import Item, Placed, Stage
 
-__all__ = ["Chain", "Link", "find_links"]
+__all__ = ["Chain", "Link", "find_links", "with_operand"]
 
 LONGEST = 2048  # columns of a row of scores
 DEPTH = 512  # columns of scores that one micro-kernel call multiplies
@@ -70,19 +70,22 @@ def find_links(stages: Sequence[Stage]) -> list[Stage | Link]:
 
 
 def _link(three: Sequence[Stage], later: Iterable[Stage]) -> Link | None:
-    if len(three) < 3 or three[0].product is None or three[2].product is None:
+    if len(three) < 3:
         return None
     first, rows, second = three
+    earlier, product = first.product, second.product
+    if earlier is None or product is None:
+        return None
     same = (first.rows, first.cols) == (rows.rows, rows.cols) and first.rows == second.rows
     plain = (
         not first.placed and not rows.flat and rows.product is None and not any(p.across for p in rows.placed)
     )
-    if not (same and plain) or rows.lanes or rows.cols > LONGEST or second.product.sizes[3] != rows.cols:
+    if not (same and plain) or rows.lanes or rows.cols > LONGEST or product.sizes[3] != rows.cols:
         return None
-    _, m, _, _ = second.product.sizes
-    operand = second.product.left(rows.row // m, rows.row % m, rows.col)
+    _, m, _, _ = product.sizes
+    operand = product.left(rows.row // m, rows.row % m, rows.col)
     inner = [placed.value for placed in rows.placed]
-    private = first.product.name
+    private = earlier.name
     fits = all(
         rows.holds(node) or _is_score(first, rows, node)
         for node in _references([*inner, operand])
@@ -98,13 +101,18 @@ def _references(roots: Sequence[Expr]) -> list[Expr]:
     return [node for node in walk(*roots) if node.leaf is not None and node.leaf.kind == "reduced"]
 
 
+def with_operand(link: Link) -> Stage:
+    """The row passes, and what the second product multiplies as one more item of theirs."""
+    left = Placed(Item(_LEFT, (), None, lambda _: link.operand), link.operand, ZERO, False)
+    return replace(link.rows, placed=(*link.rows.placed, left))
+
+
 class _ScoreRows(Inner):
     """The row passes on a block of scores."""
 
     def __init__(self, link: Link, writer: Writer, spilled: Mapping[str, str]) -> None:
         self.link = link
-        left = Placed(Item(_LEFT, (), None, lambda _: link.operand), link.operand, ZERO, False)
-        super().__init__(replace(link.rows, placed=(*link.rows.placed, left)), writer, spilled)
+        super().__init__(with_operand(link), writer, spilled)
 
     def _passes(self) -> list[list[Placed]]:
         """The operand comes last: it overwrites the scores."""
@@ -204,7 +212,8 @@ class Chain(Gemm):
         writer.open(f"for (int64_t jt = 0; jt < {width}; jt += {PANEL})")
         writer.line(f"const int64_t jr = {width} - jt < {PANEL} ? {width} - jt : {PANEL};")
         writer.line(
-            f"lt_brgemm(ir, jr, {depth}, {step}, {PANEL}, {width}, false, {left}, right1 + jt * {depth}, score + jt);"
+            f"lt_brgemm(ir, jr, {depth}, {step}, {PANEL}, {width}, false, {left}, "
+            f"right1 + jt * {depth}, score + jt);"
         )
         writer.close()
         writer.close()
