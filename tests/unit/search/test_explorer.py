@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from tests.unit.search.test_mirror import big_chain
+
 from lowtide.cost.devices import device_named
 from lowtide.search.bases import open_base, realise_base
 from lowtide.search.estimator import Estimator
 from lowtide.search.explorer import Explorer, Goal
-from tests.unit.search.test_mirror import big_chain
 
 UNIT = 64 * 64 * 4
 
