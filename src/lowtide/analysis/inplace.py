@@ -5,10 +5,11 @@ order.  Memory wants the opposite: `relu(x)` with a dead `x` needs no second buf
 
 Method.  `INPLACE` lists, as data, operators whose kernel has read an element of each input before it
 writes the same element of the output, and reads it no more: TensorIterator kernels that PyTorch tags
-`pointwise`, and softmax, which goes row by row.  `tests/differential/test_inplace.py` calls every
-overload of each name with its result at the address of each input and compares with the ordinary
-call; an operator that is not tested there is not listed here.  `donors` adds what the table cannot
-know: the window must be exactly the same, and must be all of its storage.
+`pointwise`, softmax, which goes row by row, and scatters, which write a part of a whole.
+`tests/differential/test_inplace.py` calls every overload of each name with its result at the address of
+each input and compares with the ordinary call; an operator that is not tested there is not listed here.
+`donors` adds what the table cannot know: the window must be exactly the same, and must be all of its
+storage.
 
 Invariants.  A donor has the output's shape, strides and element type, so that equal positions are
 equal addresses; it is never broadcast, never resident, never a result of the graph.  A node has one
@@ -25,7 +26,7 @@ from types import MappingProxyType
 from lowtide.ir.graph import Graph, Node, Role, TensorMeta, Value
 from lowtide.ir.ops import Aten, Ref
 
-__all__ = ["INPLACE", "covers_storage", "donors"]
+__all__ = ["INPLACE", "SCATTERS", "covers_storage", "donors"]
 
 # fmt: off
 _POINTWISE = (
@@ -49,9 +50,13 @@ _POINTWISE = (
 )
 # fmt: on
 
+SCATTERS = ("as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_scatter")
+"""Operators that the executor runs as a copy of the whole, if that is elsewhere, and one of the part."""
+
 INPLACE: Mapping[str, tuple[int, ...] | None] = MappingProxyType(
     {
         **dict.fromkeys(_POINTWISE),
+        **dict.fromkeys(SCATTERS, (0,)),
         # copies its first argument before it reads the mask
         "masked_fill": (0,),
         # row by row: reads a row before it writes it

@@ -46,18 +46,23 @@ def _copy(whole: Tensor, part: Tensor, non_blocking: bool = False, *, out: Tenso
     return out.copy_(part)
 
 
+def _holding(whole: Tensor, out: Tensor) -> Tensor:
+    """`out` with the contents of `whole`, which it may lie over."""
+    return out if out.data_ptr() == whole.data_ptr() else out.copy_(whole)
+
+
 def _select_scatter(whole: Tensor, part: Tensor, dim: int, index: int, *, out: Tensor) -> Tensor:
-    out.copy_(whole).select(dim, index).copy_(part)
+    _holding(whole, out).select(dim, index).copy_(part)
     return out
 
 
 def _slice_scatter(whole: Tensor, part: Tensor, *where: Any, out: Tensor, **named: Any) -> Tensor:
-    torch.ops.aten.slice.Tensor(out.copy_(whole), *where, **named).copy_(part)
+    torch.ops.aten.slice.Tensor(_holding(whole, out), *where, **named).copy_(part)
     return out
 
 
 def _diagonal_scatter(whole: Tensor, part: Tensor, *where: Any, out: Tensor, **named: Any) -> Tensor:
-    torch.diagonal(out.copy_(whole), *where, **named).copy_(part)
+    torch.diagonal(_holding(whole, out), *where, **named).copy_(part)
     return out
 
 
@@ -65,7 +70,7 @@ def _as_strided_scatter(
     whole: Tensor, part: Tensor, size: list[int], stride: list[int], offset: int | None = None, *, out: Tensor
 ) -> Tensor:
     """`offset` counts from the first element of `whole` (see `from_first_element`)."""
-    out.copy_(whole).as_strided(size, stride, out.storage_offset() + (offset or 0)).copy_(part)
+    _holding(whole, out).as_strided(size, stride, out.storage_offset() + (offset or 0)).copy_(part)
     return out
 
 
