@@ -26,7 +26,7 @@ from lowtide.ir.graph import Role
 from lowtide.ir.ops import refs_in
 from lowtide.ir.random import is_random
 
-__all__ = ["RematCandidate", "apply", "clone_reads", "late_nodes", "recomputable", "segments"]
+__all__ = ["RematCandidate", "apply", "clone_reads", "late_nodes", "owner_of", "recomputable", "segments"]
 
 _LATE_PHASES = frozenset({"backward", "clip", "update"})
 
