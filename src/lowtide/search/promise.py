@@ -75,9 +75,10 @@ class _Trial:
 
 
 def refuse(limit_bytes: int, floor: Floor) -> Infeasible:
-    """The error for a memory limit under `floor`."""
+    """The error for a memory limit under `floor`, or not kept although it is above the lower bound."""
+    relation = "is under" if limit_bytes < floor.total_bytes else "was not reached; no plan can go under"
     return Infeasible(
-        f"memory {format_bytes(limit_bytes)} is under the floor {format_bytes(floor.total_bytes)} "
+        f"memory {format_bytes(limit_bytes)} {relation} the floor {format_bytes(floor.total_bytes)} "
         f"({floor.explanation})",
         floor_bytes=floor.total_bytes,
         node=floor.node,
@@ -106,19 +107,24 @@ def _within_memory(
     assert limit.memory_bytes is not None
     bound = limit.memory_bytes - setting.resident_bytes
     near = [spot for spot in explorer.spots() if spot.point.peak_bytes <= bound * 1.02]
-    smallest: Plan | None = None
+    above: list[_Trial] = []
     for trial in _trials(setting, sorted(near, key=lambda s: (s.point.latency_s, s.point.peak_bytes)), enter):
-        if smallest is None or trial.plan.predicted_peak_bytes < smallest.predicted_peak_bytes:
-            smallest = trial.plan
-        if trial.plan.predicted_peak_bytes <= limit.memory_bytes:
-            outcome = _judge(setting, limit, explorer, enter, seconds, trial)
-            if outcome is not None and outcome.met:
-                return outcome
-    for trial in _trials(setting, explorer.spots()[-1:], enter):
-        if smallest is None or trial.plan.predicted_peak_bytes < smallest.predicted_peak_bytes:
-            smallest = trial.plan
-    assert smallest is not None
-    raise refuse(limit.memory_bytes, setting.floor.reached_by(smallest))
+        if trial.plan.predicted_peak_bytes > limit.memory_bytes:
+            above.append(trial)
+            continue
+        outcome = _judge(setting, limit, explorer, enter, seconds, trial)
+        if outcome is not None and outcome.met:
+            return outcome
+    above += _trials(setting, [s for s in explorer.spots() if s not in near][-MOST_MISSES:], enter)
+    raise refuse(limit.memory_bytes, _reached(setting, above))
+
+
+def _reached(setting: Setting, trials: Sequence[_Trial]) -> Floor:
+    """The floor that the smallest of these plans reached which gives eager's numbers."""
+    for trial in sorted(trials, key=lambda each: each.plan.predicted_peak_bytes):
+        if verify(setting.program, trial.plan).passed:
+            return setting.floor.reached_by(trial.plan)
+    return setting.floor
 
 
 def _within_latency(
