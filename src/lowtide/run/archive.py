@@ -121,6 +121,7 @@ def encode_recipe(recipe: Recipe) -> dict[str, str | bytes]:
             [b.id, b.storages, b.nbytes, b.start, b.stop, b.kind, layout.offsets.get(b.id)]
             for b in layout.buffers
         ],
+        "guests": [[buffer, *place] for buffer, place in layout.guests.items()],
         "arena_bytes": layout.nbytes,
         "unplaced_bytes": recipe.unplaced_bytes,
         "bookkeeping_bytes": recipe.bookkeeping_bytes,
@@ -155,6 +156,7 @@ def recipe_of(parts: Mapping[str, bytes]) -> Recipe:
             ),
             offsets={entry[0]: entry[6] for entry in content["buffers"] if entry[6] is not None},
             nbytes=content["arena_bytes"],
+            guests={buffer: (slot, offset) for buffer, slot, offset in content.get("guests", ())},
         ),
         unplaced_bytes=content["unplaced_bytes"],
         bookkeeping_bytes=content["bookkeeping_bytes"],

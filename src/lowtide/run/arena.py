@@ -14,8 +14,8 @@ arena.  Nothing of the caller's arguments is kept after a call.
 If a step raises, the exception carries a note with node, module and source line; results are lost, and
 what earlier steps wrote into the caller's tensors (updates, statistics) stays written.
 
-With `poison`, the arena is filled with 0xFF (NaN, -1) before the first step, and every Buffer again after
-its last use: a step that reads what is no longer there computes NaN instead of a plausible number.
+With `poison`, arena and results are filled with 0xFF (NaN, -1) before the first step, and every Buffer
+again after its last use: a step that reads what is gone computes NaN instead of a plausible number.
 
 Not done.  Concurrency: `Plan` holds a lock.
 """
@@ -32,10 +32,10 @@ import torch
 from torch import Tensor
 
 from lowtide.ir.graph import Graph, Node, Role, TensorMeta
-from lowtide.ir.ops import Aten
+from lowtide.ir.ops import Aten, Ref
 from lowtide.run.allocator import Hook
 from lowtide.run.bindings import Bindings, Window, fresh_output
-from lowtide.run.calls import Call
+from lowtide.run.calls import prepare_call
 from lowtide.run.layout import Layout, Location
 from lowtide.run.lower import Builder, Kernels, Scope, lower_graph, program_scope
 from lowtide.run.probe import FactsTree
@@ -168,11 +168,11 @@ class ArenaExecutor:
     def _build(self, bindings: Bindings) -> Prepared:
         builder = Builder(bindings, self._facts, kernels=self._kernels)
         if self._poison:
-            builder.drafts.append(_fill(bindings, 0, self.layout.nbytes))
+            builder.drafts.extend(_fill(bindings, *each) for each in _everything(self.layout))
         dying = _dying_at(self.layout) if self._poison else {}
 
         def after(step: int) -> None:
-            builder.drafts.extend(_fill(bindings, offset, nbytes) for offset, nbytes in dying.get(step, ()))
+            builder.drafts.extend(_fill(bindings, *each) for each in dying.get(step, ()))
 
         lower_graph(self._scope, self.order, builder, after)
         return finish(builder.drafts, self._hook, 1 + len(self.layout.slots))
@@ -271,19 +271,31 @@ def _result(bindings: Bindings, where: Window, residents: Mapping[int, Tensor]) 
     return bindings.tensor(where)
 
 
-def _dying_at(layout: Layout) -> dict[int, list[tuple[int, int]]]:
-    """Step -> (offset, bytes) of the Buffers whose last use it is."""
-    found: dict[int, list[tuple[int, int]]] = {}
+def _everything(layout: Layout) -> list[tuple[Location, int]]:
+    """The arena and every output slot, with their bytes."""
+    slots = [(Location("output", k), buffer.nbytes) for k, buffer in enumerate(layout.slots, start=1)]
+    return [(place, nbytes) for place, nbytes in [(Location("arena"), layout.nbytes), *slots] if nbytes]
+
+
+def _dying_at(layout: Layout) -> dict[int, list[tuple[Location, int]]]:
+    """Step -> the places and bytes of the Buffers whose last use it is."""
+    found: dict[int, list[tuple[Location, int]]] = {}
     for buffer in layout.buffers:
-        if buffer.kind != "output":
-            found.setdefault(buffer.stop - 1, []).append((layout.offsets[buffer.id], buffer.nbytes))
+        if buffer.kind == "output" or not buffer.nbytes:
+            continue
+        if buffer.id in layout.guests:
+            place = Location("output", *layout.guests[buffer.id])
+            room = layout.slots[place.index - 1].nbytes - place.offset_bytes
+        else:
+            place = Location("arena", 0, layout.offsets[buffer.id])
+            room = layout.nbytes - place.offset_bytes
+        found.setdefault(buffer.stop - 1, []).append((place, min(align(buffer.nbytes), room)))
     return found
 
 
-def _fill(bindings: Bindings, offset: int, nbytes: int) -> Draft:
-    """A step that makes a range of the arena unreadable."""
-    whole = min(align(nbytes), bindings.arena.numel() - offset)
-    where = Window(Location("arena", 0, offset), TensorMeta((whole,), (1,), torch.uint8))
-    region = bindings.fixed(where)
-    call = Call(region.fill_, Aten("aten.fill_.Scalar", (_POISON,)))
+def _fill(bindings: Bindings, place: Location, nbytes: int) -> Draft:
+    """A step that makes a range of bytes unreadable."""
+    call = prepare_call(Aten("aten.fill_.Scalar", (Ref(0), _POISON)))
+    for container, key in call.places[0]:
+        bindings.place(Window(place, TensorMeta((nbytes,), (1,), torch.uint8)), container, key)
     return Draft(-1, call)

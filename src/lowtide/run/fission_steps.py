@@ -51,7 +51,7 @@ class PartPlan:
 def lay_out_body(body: Graph, ways: Sequence[Delivery], facts: Facts) -> Layout:
     """Where a body's own values lie in the workspace of its node, in the body's order."""
     run = body_as_run(body, ways)
-    return lay_out(run, [node.id for node in run.nodes], facts)
+    return lay_out(run, [node.id for node in run.nodes], facts, body=True)
 
 
 def part_window(whole: Window, piece: Slice, part: TensorMeta) -> Window:

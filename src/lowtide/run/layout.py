@@ -4,7 +4,8 @@ Problem.  Lifetimes say when bytes are taken, a placement says at which offset; 
 given storage is.
 
 Method.  Buffers (in-place reuse included) that the caller does not receive are placed in the arena; each
-output Buffer is a slot of its own, allocated fresh for every call.
+output Buffer is a slot of its own, allocated fresh for every call.  Until its result comes, a slot has room
+for *guests*: values that are gone by then, so that large results do not come on top of everything else.
 
     offset ^  +-------+
            |  | %4    |  +----+
@@ -12,13 +13,15 @@ output Buffer is a slot of its own, allocated fresh for every call.
            |  | %2 |     +----+
            +--+----+------------> step
 
-Invariant.  Buffers that are taken at the same step do not share a byte of the arena.
+Invariant.  Buffers that are taken at the same step do not share a byte.
+
+Not done.  Guests in the results of a body (the slices of a Fission's outputs); workspaces as guests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lowtide.analysis.facts import Facts
@@ -26,9 +29,12 @@ from lowtide.analysis.lifetime import Buffer, lifetimes
 from lowtide.ir.graph import Graph
 from lowtide.place.greedy import place_greedy
 from lowtide.place.problem import Block, Placement, PlacementProblem
-from lowtide.run.temps import ALIGNMENT
+from lowtide.run.temps import ALIGNMENT, align
 
-__all__ = ["Layout", "Location", "lay_out", "placement_problem"]
+__all__ = ["Guests", "Layout", "Location", "guests_of", "lay_out", "placement_problem"]
+
+Guests = Mapping[int, tuple[int, int]]
+"""Buffer id -> (output slot, offset in it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +54,14 @@ class Location:
 
 @dataclass(frozen=True)
 class Layout:
-    """Buffers of one order with their places: `offsets` by Buffer id, `slots` the output Buffers."""
+    """Buffers of one order with their places: arena `offsets` by Buffer id, `guests` of output Buffers,
+    `slots` the output Buffers.
+    """
 
     buffers: tuple[Buffer, ...]
     offsets: Mapping[int, int]
     nbytes: int
+    guests: Guests = field(default_factory=dict)
 
     @property
     def slots(self) -> tuple[Buffer, ...]:
@@ -72,6 +81,8 @@ class Layout:
             if buffer.kind == "output":
                 slot += 1
                 place = Location("output", slot)
+            elif buffer.id in self.guests:
+                place = Location("output", *self.guests[buffer.id])
             else:
                 place = Location("arena", 0, self.offsets[buffer.id])
             found.update(dict.fromkeys(buffer.storages, place))
@@ -86,18 +97,74 @@ class Layout:
         }
 
 
-def placement_problem(buffers: Sequence[Buffer]) -> PlacementProblem:
-    """The Buffers that belong in the arena, as blocks with the Buffers' ids."""
+_LEAST_GUEST_BYTES = 256
+"""A guest's address changes with every call, which costs about a microsecond."""
+
+
+def guests_of(buffers: Sequence[Buffer]) -> dict[int, tuple[int, int]]:
+    """Values that fit into a result's slot and are gone before it is made; large ones first."""
+    hosts = [buffer for buffer in buffers if buffer.kind == "output"]
+    inside: list[list[tuple[Buffer, int]]] = [[] for _ in hosts]
+    found: dict[int, tuple[int, int]] = {}
+    large = [b for b in buffers if b.kind == "value" and b.nbytes >= _LEAST_GUEST_BYTES]
+    for guest in sorted(large, key=lambda each: (-each.nbytes, each.id)):
+        for slot, host in enumerate(hosts):
+            if guest.stop > host.start or guest.nbytes > host.nbytes:
+                continue
+            offset = _free_offset(guest, inside[slot])
+            if offset + guest.nbytes <= host.nbytes:
+                inside[slot].append((guest, offset))
+                found[guest.id] = (slot + 1, offset)
+                break
+    return found
+
+
+def _free_offset(guest: Buffer, others: Sequence[tuple[Buffer, int]]) -> int:
+    """The lowest offset that nobody takes while `guest` lives."""
+    busy = sorted(
+        (offset, offset + align(other.nbytes))
+        for other, offset in others
+        if other.start < guest.stop and guest.start < other.stop
+    )
+    return _first_gap(busy, align(guest.nbytes))
+
+
+def _first_gap(busy: Sequence[tuple[int, int]], nbytes: int) -> int:
+    offset = 0
+    for start, stop in busy:
+        if offset + nbytes <= start:
+            return offset
+        offset = max(offset, stop)
+    return offset
+
+
+def placement_problem(buffers: Sequence[Buffer], guests: Guests | None = None) -> PlacementProblem:
+    """The Buffers that belong in the arena, as blocks with the Buffers' ids.
+
+    `guests` defaults to what `lay_out` takes for the guests of a program.
+    """
+    guests = guests_of(buffers) if guests is None else guests
     blocks = tuple(
         Block(buffer.id, buffer.nbytes, buffer.start, buffer.stop)
         for buffer in buffers
-        if buffer.kind != "output"
+        if buffer.kind != "output" and buffer.id not in guests
     )
     return PlacementProblem(blocks, ALIGNMENT)
 
 
-def lay_out(graph: Graph, order: Sequence[int], facts: Facts, placement: Placement | None = None) -> Layout:
-    """Lifetimes with in-place reuse, placed greedily or as `placement` says (by Buffer id)."""
+def lay_out(
+    graph: Graph,
+    order: Sequence[int],
+    facts: Facts,
+    placement: Placement | None = None,
+    *,
+    body: bool = False,
+) -> Layout:
+    """Lifetimes with in-place reuse, placed greedily or as `placement` says (by Buffer id).
+
+    The results of a `body` lie in those of its node, which take no guests.
+    """
     buffers = lifetimes(graph, order, facts, inplace=True)
-    found = placement or place_greedy(placement_problem(buffers))
-    return Layout(buffers, dict(found.offsets), found.arena_bytes)
+    guests = {} if body else guests_of(buffers)
+    found = placement or place_greedy(placement_problem(buffers, guests))
+    return Layout(buffers, dict(found.offsets), found.arena_bytes, guests)

@@ -194,7 +194,7 @@ def lower_fused(node: Node, scope: Scope, builder: Builder) -> None:
         return
     path = (*scope.path, node.id)
     order = [inner.id for inner in body.nodes]
-    layout = lay_out(body, order, builder.facts.get(path, {}))
+    layout = lay_out(body, order, builder.facts.get(path, {}), body=True)
     base = scope.workspaces.get(node.id, 0)
     given = {mine: scope.window(outer) for mine, outer in zip(body.inputs, node.inputs, strict=True)}
     inner = body_scope(body, path, layout, order, base, given, node.id)

@@ -158,7 +158,7 @@ class _Prober:
         facts = self.facts_of(body)
         order = [node.id for node in body.nodes]
         if self.how == "arena":
-            return lay_out(body, order, facts).nbytes
+            return lay_out(body, order, facts, body=True).nbytes
         return timeline(body, order, facts).peak_above_bytes
 
     def _measure(self, graph: Graph, node: Node) -> OperatorFacts | None:
