@@ -25,6 +25,22 @@ from lowtide.schedule import (
     reschedule,
 )
 from lowtide.schedule.downsets import FOUND, search
+from lowtide.schedule.front import (
+    CHAIN,
+    END,
+    HILL,
+    LENGTH,
+    READY,
+    STALE,
+    WAITS,
+    Front,
+    back,
+    front,
+    refresh,
+    refresh_back,
+    run,
+    run_back,
+)
 from lowtide.schedule.incremental import merge
 from lowtide.schedule.judge import judged_peak_bytes
 from lowtide.schedule.listing import BACKWARD, DEPTH, FORWARD, backward, depth_first, forward
@@ -128,12 +144,52 @@ def test_heuristics_are_valid_and_never_under_the_exact_peak(tables: Tables) -> 
 
 @SOME
 @given(st.data())
+def test_kept_answers_of_the_front_equal_fresh_ones(data: st.DataObject) -> None:
+    tables = data.draw(order_tables(max_tasks=12))
+    f, waiting = front(tables)
+    while waiting:
+        refresh(tables, f, waiting, CHAIN)
+        fresh = Front(f.task.copy(), f.left.copy())
+        fresh.task[STALE] = 1
+        refresh(tables, fresh, waiting, CHAIN)
+        ready = f.task[READY, :waiting]
+        for row in (END, HILL, LENGTH):
+            assert f.task[row, ready].tolist() == fresh.task[row, ready].tolist()
+        assert (f.task[WAITS] == fresh.task[WAITS]).all()
+        assert (f.left == fresh.left).all()
+        waiting = run(tables, f, data.draw(st.integers(0, waiting - 1)), waiting)
+
+
+@SOME
+@given(st.data())
+def test_kept_answers_of_the_back_equal_fresh_ones(data: st.DataObject) -> None:
+    tables = data.draw(order_tables(max_tasks=12))
+    b, waiting = back(tables)
+    while waiting:
+        refresh_back(tables, b, waiting)
+        fresh = Front(b.task.copy(), b.left.copy())
+        fresh.task[STALE] = 1
+        refresh_back(tables, fresh, waiting)
+        ready = b.task[READY, :waiting]
+        for row in (END, HILL):
+            assert b.task[row, ready].tolist() == fresh.task[row, ready].tolist()
+        waiting = run_back(tables, b, data.draw(st.integers(0, waiting - 1)), waiting)
+
+
+@SOME
+@given(st.data())
 def test_polishing_never_raises_the_peak(data: st.DataObject) -> None:
     tables = data.draw(order_tables(max_tasks=12))
     order = data.draw(orders_of(tables))
     peak = peak_bytes(tables, order)
+    until = data.draw(st.integers(0, 14))
     for level in (peak, 2 * peak + 1):
-        for polished in (advance(tables, order, level), delay(tables, order, level)):
+        for polished in (
+            advance(tables, order, level),
+            delay(tables, order, level),
+            advance(tables, order, level, until),
+            delay(tables, order, level, until),
+        ):
             assert is_valid(tables, polished)
             assert peak_bytes(tables, polished) <= level
     polished, found = polish(tables, order, 4)

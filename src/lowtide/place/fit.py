@@ -45,14 +45,23 @@ class Pruning(NamedTuple):
     # If a block could be placed wholly under an offset, then nothing else should go to that offset
     # first: putting it there instead never hurts.
     dominance: bool = True
-    # A block with no open block above it harms nobody where it is: if the rest fails, it fails
-    # with any other choice at this node too.
+    # A block with no open block above it harms nobody where it is: if the rest fails, it fails with
+    # every choice that could come later (canonical sequences need `lowest_first` for that).
     hatless: bool = True
     # Where no open block spans two neighbouring sections, the rest falls apart: the sides are solved
     # one by one, and one failure is enough.
     decompose: bool = True
     # Blocks that can lie lowest are tried first; off, they are tried by rank alone.
     lowest_first: bool = True
+    # The open blocks with the lowest offsets they can get say all about a branch: one that failed
+    # before, reached by other placements of the same blocks, is not searched again.
+    memory: bool = True
+    # Of two open blocks with equal lifetimes and sizes the one of smaller rank goes first: exchanging
+    # them changes nothing.
+    twins: bool = True
+
+
+ALL = Pruning()
 
 
 class _Search(NamedTuple):
@@ -60,6 +69,7 @@ class _Search(NamedTuple):
 
     near_start, near: blocks that meet each block in time.  offset: -1 for open blocks.  rest: open units by
     section.  spans: by section, open blocks that span it and the next.  nodes: how many are left.
+    failed: branches that failed, as a hash table of rows: key, offset and rank of the block before.
     """
 
     size: Ints
@@ -74,9 +84,12 @@ class _Search(NamedTuple):
     lows: Ints
     floors: Ints
     nodes: Ints
+    failed: Ints
 
 
-def fit(blocks: Blocks, capacity: int, rank: Ints, nodes: int, pruning: Pruning) -> tuple[int, Ints, int]:
+def fit(
+    blocks: Blocks, capacity: int, rank: Ints, nodes: int, pruning: Pruning = ALL
+) -> tuple[int, Ints, int]:
     """Whether `blocks` fit into `capacity` units: FITS, DOES_NOT or LIMIT, offsets, and nodes used.
 
     Among equals blocks with a smaller `rank` (a permutation) are tried first.
@@ -96,9 +109,15 @@ def fit(blocks: Blocks, capacity: int, rank: Ints, nodes: int, pruning: Pruning)
         np.zeros((count + 1, count), np.int64),
         np.zeros((count + 1, sections), np.int64),
         np.array([nodes], np.int64),
+        np.zeros((_table_size(nodes) if pruning.memory else 1, 3), np.int64),
     )
     status = _place_open(search, pruning, capacity, np.argsort(rank), 0, 0, -1, 0, sections)
     return status, search.offset, nodes - int(search.nodes[0])
+
+
+def _table_size(nodes: int) -> int:
+    """A power of two that holds the failures of most searches of `nodes` nodes."""
+    return int(min(1 << 19, max(64, 1 << (2 * nodes).bit_length())))
 
 
 @kernel
@@ -263,6 +282,49 @@ def _headroom(s: _Search, p: Pruning, capacity: int, begin: int, end: int) -> in
 
 
 @kernel
+def _key(s: _Search, open_: Ints, depth: int) -> int:
+    """A hash of the open blocks and the lowest offsets that they can get."""
+    key = np.uint64(0)
+    for block in open_:
+        if s.offset[block] < 0:
+            word = np.uint64(block + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(s.lows[depth, block])
+            word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            key ^= word ^ (word >> np.uint64(31))
+    return int(key >> np.uint64(1)) | 1
+
+
+@kernel
+def _has_failed(s: _Search, key: int, last: int, last_rank: int) -> bool:
+    """Whether the branch `key` failed when at least as much was allowed as after `last`."""
+    row = key & (s.failed.shape[0] - 1)
+    if s.failed[row, 0] != key:
+        return False
+    before, rank = s.failed[row, 1], s.failed[row, 2]
+    return bool(before < last or (before == last and rank <= last_rank))
+
+
+@kernel
+def _remember(s: _Search, key: int, last: int, last_rank: int) -> None:
+    """Record a failure; an older one in its place is forgotten."""
+    row = key & (s.failed.shape[0] - 1)
+    s.failed[row, 0], s.failed[row, 1], s.failed[row, 2] = key, last, last_rank
+
+
+@kernel
+def _has_twin_before(s: _Search, block: int) -> bool:
+    """Whether an open block of the same lifetime and size has a smaller rank."""
+    for k in range(s.near_start[block], s.near_start[block + 1]):
+        other = s.near[k]
+        same = (
+            s.size[other] == s.size[block] and s.low[other] == s.low[block] and s.high[other] == s.high[block]
+        )
+        if same and s.offset[other] < 0 and s.rank[other] < s.rank[block]:
+            return True
+    return False
+
+
+@kernel
 def _place_open(
     s: _Search,
     p: Pruning,
@@ -278,6 +340,9 @@ def _place_open(
     if s.nodes[0] <= 0:
         return LIMIT
     s.nodes[0] -= 1
+    key = _key(s, open_, depth) if p.memory else 1
+    if p.memory and _has_failed(s, key, last, last_rank):
+        return DOES_NOT
     headroom = _headroom(s, p, capacity, begin, end)
     order, lowest = _ordered(s, p, open_, depth)
     if order.size == 0:
@@ -288,7 +353,7 @@ def _place_open(
             continue
         if p.dominance and offset >= lowest:
             continue
-        if offset > headroom:
+        if offset > headroom or (p.twins and _has_twin_before(s, block)):
             continue
         s.offset[block] = offset
         hat = _raise_neighbours(s, block, depth)
@@ -306,6 +371,8 @@ def _place_open(
         if status != DOES_NOT:
             return status
         _reopen(s, order)
-        if p.hatless and not hat:
+        if p.hatless and not hat and (p.lowest_first or not p.canonical):
             break
+    if p.memory:
+        _remember(s, key, last, last_rank)
     return DOES_NOT

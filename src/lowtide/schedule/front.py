@@ -4,8 +4,8 @@ Problem.  A list scheduler asks at every step what each ready task would do to t
 anew costs (ready tasks) x (operands) per step; nearly all answers are those of the step before.
 
 Method.  Changes of live bytes do not depend on the level they start from, so each answer is kept, and
-only asked again after an event that can change it: the last other user of an operand ran, or a task
-came to wait for nothing but the ready one.
+only asked again after an event that can change it: few users of an operand are left, or a task came to
+wait for little but the ready one.
 
 A *chain* starts with a ready task and goes on with tasks that wait for nothing but the chain.  Of each
 chain the best end is kept: the prefix that leaves the fewest bytes.
@@ -169,7 +169,8 @@ def run(t: Tables, f: Front, pick: int, waiting: int) -> int:
     f.task[READY, pick] = f.task[READY, waiting]
     for k in range(t.task[READ, task], t.task[READ, task + 1]):
         s = t.entries[k]
-        if f.left[s] == 1:
+        # A chain may hold all users that are left.
+        if f.left[s] <= CHAIN:
             for j in range(t.storage[USER, s], t.storage[USER, s + 1]):
                 if f.task[WAITS, t.entries[j]] >= 0:
                     _touch(t, f, t.entries[j])
@@ -220,6 +221,7 @@ def refresh_back(t: Tables, b: Front, waiting: int) -> None:
 def run_back(t: Tables, b: Front, pick: int, waiting: int) -> int:
     """Put the ready task of rank `pick` before all that ran; the new number of ready tasks."""
     task = b.task[READY, pick]
+    b.task[WAITS, task] = -1
     waiting -= 1
     b.task[READY, pick] = b.task[READY, waiting]
     for k in range(t.task[READ, task], t.task[READ, task + 1]):

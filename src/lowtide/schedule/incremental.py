@@ -6,9 +6,9 @@ of times per second.
 Method.  `merge` keeps the old order: tasks that are new go directly before their first dependent, and
 whatever an edge now contradicts moves as little as needed.  Then only a window is scheduled anew.
 
-- ``peak`` (default): the window around the step of the peak, wherever the edit moved it, is polished and
-  solved by exact search with few states; that is repeated while the peak falls.  What lies elsewhere does
-  not decide the peak and keeps its order.
+- ``peak`` (default): wherever the edit moved the peak, releases that can come before it are brought forward,
+  allocations that can wait are put behind it, and a window around it is solved by exact search with few
+  states; that is repeated while the peak falls.  What does not decide the peak keeps its order.
 - ``narrow-waist``: as published (MAGIS, section 5).  The interval that holds the changed tasks is extended
   to where the graph is narrow, cut at narrow tasks, each piece ordered by dynamic programming over
   down-sets, and the pieces that free most come first.
@@ -30,8 +30,8 @@ import numpy as np
 from lowtide.analysis.facts import Facts
 from lowtide.ir.graph import Graph
 from lowtide.kernel import kernel
-from lowtide.schedule.downsets import FOUND
-from lowtide.schedule.polish import polish
+from lowtide.schedule.downsets import FOUND, NONE
+from lowtide.schedule.polish import advance, delay
 from lowtide.schedule.relation import narrow_waist, relate
 from lowtide.schedule.schedule import Schedule, order_problem
 from lowtide.schedule.tables import (
@@ -45,7 +45,6 @@ from lowtide.schedule.tables import (
     task_count,
     usage_curve,
 )
-from lowtide.schedule.window import window
 from lowtide.schedule.windows import improve_peak, solve_window
 
 __all__ = ["Incremental", "merge", "reorder", "reschedule"]
@@ -56,16 +55,18 @@ class Incremental:
     """How `reorder` works.
 
     variant: "peak" or "narrow-waist", see the module.
-    width: tasks in a window around the peak.
-    states: limit of one exact search; 0 leaves polishing alone.
-    rounds: most windows per edit.
+    margin: how many steps behind the peak releases are still brought forward, and before it put off.
+    width: most tasks in a window around the peak.
+    states: limit of one exact search; 0 leaves windows out.
+    rounds: most improvements per edit.
     extend: most tasks by which "narrow-waist" extends its interval on each side.
     """
 
     variant: Literal["peak", "narrow-waist"] = "peak"
-    width: int = 96
-    states: int = 300
-    rounds: int = 12
+    margin: int = 32
+    width: int = 64
+    states: int = 200
+    rounds: int = 8
     extend: int = 20
 
 
@@ -146,21 +147,14 @@ def reorder(t: Tables, old: Ints, changed: Collection[int], how: Incremental = D
 def _around_peaks(t: Tables, order: Ints, how: Incremental) -> Ints:
     whole = as_order([0, order.size])
     for _ in range(how.rounds):
-        during, before = usage_curve(t, order)
-        _, peak = highest(during, 0, during.size)
-        start = max(0, min(peak - how.width // 2, order.size - how.width))
-        stop = min(order.size, start + how.width)
-        local = window(t, order, start, stop, before[start])
-        own = np.arange(stop - start)
-        ceiling = peak_bytes(local, own)
-        found, lower = polish(local, own, 2)
-        if lower < ceiling:
-            order = order.copy()
-            order[start:stop] = order[start + found]
+        during, _ = usage_curve(t, order)
+        level, peak = highest(during, 0, during.size)
+        moved = delay(t, order, level, max(0, peak - how.margin))
+        moved = advance(t, moved, level, peak + how.margin)
+        if peak_bytes(t, moved) < level:
+            order = moved
             continue
-        if not how.states:
-            break
-        status, order = improve_peak(t, order, whole, how.width, how.states)
+        status, order = improve_peak(t, order, whole, how.width, how.states) if how.states else (NONE, order)
         if status != FOUND:
             break
     return order

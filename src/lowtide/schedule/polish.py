@@ -25,6 +25,7 @@ from lowtide.schedule.front import (
     HILL,
     LENGTH,
     READY,
+    WAITS,
     Front,
     back,
     best_released,
@@ -64,14 +65,17 @@ def _rank(f: Front, waiting: int, task: int) -> int:
 
 
 @kernel
-def advance(t: Tables, order: Ints, level: int) -> Ints:
-    """Follow `order`, but run at once whatever ends no higher than it starts and stays within `level`."""
+def advance(t: Tables, order: Ints, level: int, until: int = 1 << 62) -> Ints:
+    """Follow `order`, but run at once whatever ends no higher than it starts and stays within `level`.
+
+    From step `until` on the rest keeps its order.
+    """
     place = positions(order)
     f, waiting = front(t)
     live = start_bytes(t)
     result = np.empty(order.size, np.int64)
     step = 0
-    while step < order.size:
+    while step < min(until, order.size):
         refresh(t, f, waiting, CHAIN)
         pick, length = _next_forward(f, waiting, place, level - live)
         while True:
@@ -84,17 +88,24 @@ def advance(t: Tables, order: Ints, level: int) -> Ints:
             if length == 0:
                 break
             pick = _rank(f, waiting, best_released(t, f, task))
+    for task in order:
+        if f.task[WAITS, task] >= 0:
+            result[step] = task
+            step += 1
     return result
 
 
 @kernel
-def delay(t: Tables, order: Ints, level: int) -> Ints:
-    """Follow `order` from its end, but put off whatever needs no more before than after it."""
+def delay(t: Tables, order: Ints, level: int, until: int = 0) -> Ints:
+    """Follow `order` from its end, but put off whatever needs no more before than after it.
+
+    The first `until` steps are those of `order` that remain, in its order.
+    """
     place = positions(order)
     b, waiting = back(t)
     live = end_bytes(t)
     result = np.empty(order.size, np.int64)
-    for step in range(order.size - 1, -1, -1):
+    for step in range(order.size - 1, until - 1, -1):
         refresh_back(t, b, waiting)
         pick, last, least = -1, 0, 1
         for k in range(waiting):
@@ -107,6 +118,11 @@ def delay(t: Tables, order: Ints, level: int) -> Ints:
         result[step] = b.task[READY, pick]
         live += b.task[END, result[step]]
         waiting = run_back(t, b, pick, waiting)
+    step = 0
+    for task in order:
+        if b.task[WAITS, task] >= 0:
+            result[step] = task
+            step += 1
     return result
 
 
