@@ -1,6 +1,6 @@
 """Placement: from lifetimes to offsets in one arena."""
 
-from lowtide.place.exact import ExactPlacement, place, place_exact
+from lowtide.place.exact import ExactPlacement, place, place_exact, warm_up
 from lowtide.place.fit import Pruning
 from lowtide.place.greedy import place_greedy
 from lowtide.place.judge import check_placement
@@ -17,4 +17,5 @@ __all__ = [
     "place",
     "place_exact",
     "place_greedy",
+    "warm_up",
 ]

@@ -27,10 +27,10 @@ import numpy.typing as npt
 from lowtide.place.blocks import Blocks, Ints, blocks_of, components, placement_of
 from lowtide.place.fit import DOES_NOT, FITS, fit
 from lowtide.place.greedy import best_greedy, climb
-from lowtide.place.problem import Placement, PlacementProblem
+from lowtide.place.problem import Block, Placement, PlacementProblem
 from lowtide.place.valleys import fit_valleys
 
-__all__ = ["SEARCHES", "ExactPlacement", "place", "place_exact"]
+__all__ = ["SEARCHES", "ExactPlacement", "place", "place_exact", "warm_up"]
 
 Search = Callable[[Blocks, int, Ints, int], tuple[int, Ints, int]]
 
@@ -202,3 +202,11 @@ def _rank(*keys: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> Ints:
     rank = np.empty(keys[0].size, np.int64)
     rank[np.lexsort([-key for key in reversed(keys)])] = np.arange(rank.size)
     return rank
+
+
+def warm_up() -> None:
+    """Compile every kernel of this package (about 8 s, once a machine), or load them from disk."""
+    blocks = blocks_of([Block(0, 2, 0, 2), Block(1, 1, 1, 3)], 1)
+    climb(blocks, best_greedy(blocks), 1, 0)
+    for search, _ in SEARCHES.values():
+        search(blocks, 3, np.arange(2), 10)

@@ -5,6 +5,7 @@ from lowtide.schedule.heuristics import SCHEDULERS, best_order, best_schedule
 from lowtide.schedule.incremental import Incremental, reorder, reschedule
 from lowtide.schedule.judge import check_order
 from lowtide.schedule.schedule import OrderProblem, Schedule, order_problem
+from lowtide.schedule.warmup import warm_up
 
 __all__ = [
     "SCHEDULERS",
@@ -19,4 +20,5 @@ __all__ = [
     "order_problem",
     "reorder",
     "reschedule",
+    "warm_up",
 ]
