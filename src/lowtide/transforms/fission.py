@@ -48,10 +48,13 @@ __all__ = [
     "apply_inside",
     "candidates",
     "check_region",
+    "edge_faults",
     "even_sizes",
+    "name_node",
     "nested_candidates",
     "prepare",
     "regions",
+    "replace_region",
 ]
 
 
@@ -99,9 +102,11 @@ def check_region(graph: Graph, nodes: Sequence[int], assignment: Mapping[int, Ax
         return reasons
     inside = frozenset(nodes)
     for node in nodes:
-        reasons += _edge_faults(graph, graph.node[node], inside, assignment)
+        reasons += edge_faults(graph, graph.node[node], inside, assignment)
     for outer, inner in leaks(graph, inside):
-        reasons.append(f"not convex: {_name(graph, inner)} waits for {_name(graph, outer)}, which is outside")
+        reasons.append(
+            f"not convex: {name_node(graph, inner)} waits for {name_node(graph, outer)}, which is outside"
+        )
     if extent_of(assignment, nodes) < 2:
         reasons.append("the axes have no common divisor to cut at")
     return reasons
@@ -112,7 +117,8 @@ def extent_of(assignment: Mapping[int, Axis], nodes: Sequence[int]) -> int:
     return math.gcd(*(assignment[node].extent for node in nodes))
 
 
-def _name(graph: Graph, node: int) -> str:
+def name_node(graph: Graph, node: int) -> str:
+    """A node as error messages name it."""
     op = graph.node[node].op
     what = op.overload if isinstance(op, Aten) else type(op).__name__
     where = graph.node[node].origin.module
@@ -120,7 +126,7 @@ def _name(graph: Graph, node: int) -> str:
 
 
 def _node_faults(graph: Graph, node: Node, assignment: Mapping[int, Axis]) -> Iterator[str]:
-    name = _name(graph, node.id)
+    name = name_node(graph, node.id)
     if node.writes:
         yield f"{name} writes in place"
     elif is_random(node.op):
@@ -135,11 +141,11 @@ def _adds_sums(graph: Graph, node: Node, axis: Axis) -> bool:
     return is_plain_addition(graph, node) and axis == axis_at(graph, node, SUM_OF_SUMS)
 
 
-def _edge_faults(
+def edge_faults(
     graph: Graph, node: Node, inside: frozenset[int], assignment: Mapping[int, Axis]
 ) -> Iterator[str]:
     """What is wrong with the values that `node` reads or hands out."""
-    name = _name(graph, node.id)
+    name = name_node(graph, node.id)
     for value, dim in zip(node.inputs, assignment[node.id].inputs, strict=True):
         producer = graph.producer.get(value)
         if producer not in inside:
@@ -147,7 +153,7 @@ def _edge_faults(
                 yield f"{name} adds parts of a sum to %{value}, which is whole"
             continue
         made = assignment[producer].outputs[graph.node[producer].outputs.index(value)]
-        maker = _name(graph, producer)
+        maker = name_node(graph, producer)
         if _adds_sums(graph, node, assignment[node.id]):
             if made is not None:
                 yield f"{name} adds parts of a sum to %{value}, which is cut"
@@ -240,7 +246,7 @@ def apply(graph: Graph, candidate: FissionCandidate) -> Edit:
     sizes = tuple(dict.fromkeys(candidate.sizes))
     bodies = tuple(build_body(normal, assignment, border, size, extent) for size in sizes)
     op = Fission(bodies, _parts(normal, border, candidate.sizes, sizes, extent), border.merges)
-    result = _replace(normal, candidate.nodes, border, op)
+    result = replace_region(normal, candidate.nodes, border, op)
     forward = {value: None for value in graph.values if value not in result.values}
     return Edit(result, forward)
 
@@ -253,7 +259,7 @@ def apply_inside(graph: Graph, number: int, candidate: FissionCandidate) -> Edit
     """
     node = graph.node[number]
     if not isinstance(node.op, Fission):
-        raise IllegalFission([f"{_name(graph, number)} is no Fission"])
+        raise IllegalFission([f"{name_node(graph, number)} is no Fission"])
     bodies = tuple(
         apply(body, candidate if k == 0 else _resized(body, candidate)).graph
         for k, body in enumerate(node.op.bodies)
@@ -288,7 +294,7 @@ def _parts(
     return tuple(parts)
 
 
-def _replace(graph: Graph, nodes: Sequence[int], border: Border, op: Fission) -> Graph:
+def replace_region(graph: Graph, nodes: Sequence[int], border: Border, op: Fission) -> Graph:
     """`graph` with the region as one node, placed after everything that it waits for."""
     inside = frozenset(nodes)
     waits = before(graph)
