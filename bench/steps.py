@@ -65,16 +65,21 @@ def _steps(graph: Graph, values: dict[int, Tensor]) -> list[Callable[[], object]
             used = [values[node.inputs[k]] for k in kernel.signature.tensors] + [
                 values[o] for o in node.outputs
             ]
-            run = kernel.bind([tensor.data_ptr() for tensor in used], [], start, 1)
-            steps.append(_holding(run, room))
+            kept = torch.empty(kernel.signature.prepared_bytes + 64, dtype=torch.uint8)
+            pointers = [tensor.data_ptr() for tensor in used]
+            if kernel.signature.prepared_bytes:
+                pointers.append((kept.data_ptr() + 63) // 64 * 64)
+                kernel.prepare(pointers, start)
+            run = kernel.bind(pointers, [], start, 1)
+            steps.append(_holding(run, room, kept))
         elif not graph.is_view(node):
             steps.append(_eager(node, values))
     return steps
 
 
-def _holding(run: Callable[[], None], room: Tensor) -> Callable[[], object]:
-    """`run`, keeping its scratch memory alive."""
-    return lambda _room=room: run()  # type: ignore[misc]
+def _holding(run: Callable[[], None], *rooms: Tensor) -> Callable[[], object]:
+    """`run`, keeping its memory alive."""
+    return lambda _rooms=rooms: run()  # type: ignore[misc]
 
 
 def _eager(node: Node, values: dict[int, Tensor]) -> Callable[[], object]:

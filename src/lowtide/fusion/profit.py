@@ -25,7 +25,7 @@ from lowtide.fusion.codegen.index import Index, Var
 from lowtide.fusion.codegen.lower import Lowered, lower
 from lowtide.fusion.codegen.nest import plan_stages
 from lowtide.fusion.codegen.stage import Stage
-from lowtide.fusion.codegen.tensor import Contraction, Unfusable
+from lowtide.fusion.codegen.tensor import Contraction, Kernel, Unfusable
 from lowtide.ir.graph import Graph
 
 __all__ = ["Pricing", "Rates"]
@@ -93,7 +93,7 @@ class Pricing:
         )
         starts = points / max(inner.size, 1)
         if stage.product is not None:
-            work += self._product(stage.product, given) / rates.unit_s
+            work += self._product(stage.product, given, lowered.kernel) / rates.unit_s
         return moved + work * rates.unit_s + strided * rates.strided_s + starts * rates.loop_s
 
     def _move(self, nbytes: int) -> float:
@@ -101,12 +101,13 @@ class Pricing:
         fits = nbytes <= self.rates.cache_bytes
         return nbytes / (self.rates.cache_bytes_per_s if fits else self.rates.memory_bytes_per_s)
 
-    def _product(self, product: Contraction, given: bool) -> float:
+    def _product(self, product: Contraction, given: bool, kernel: Kernel) -> float:
         """Seconds of a matrix product: arithmetic, packing, and computing operands once per block."""
         batch, m, n, k = product.sizes
         rows, cols = block_of(product)
         left, right = operands(product)
         lefts, rights = m * max(n / cols, 1), n * max(m / rows, 1)  # elements prepared, blocks repeated
+        rights = 0.0 if kernel.constant_only(right) else rights  # packed once
         packed = (rights + (0 if given or left.op == "load" else lefts)) * self.rates.pack_s
         computed = (rights * right.cost + (0 if given else lefts * left.cost)) * self.rates.unit_s
         read = self._move(batch * k * n * 4) + (0 if given else self._move(batch * k * m * 4))

@@ -7,8 +7,9 @@ Method.  Views are free, so they are not members: a member that reads a view of 
 gets a copy of the view node inside; a view of anything older is an input of its own (a strided window).
 A result is an output if anything outside reads it, directly or through views; those views stay outside.
 
-Invariants.  Body inputs are INPUT (or HOST) storages, each alone on its storage at offset 0; outputs are
-OUTPUT storages.  Nodes and values keep their ids.  Not done here: whether the set is convex.
+Invariants.  Body inputs are INPUT (or HOST) storages, each alone on its storage at offset 0; CONST if they
+are weights that no node of the graph writes (an inference): what a kernel derives from them may be kept.
+Outputs are OUTPUT storages.  Nodes and values keep their ids.  Not done here: whether the set is convex.
 """
 
 from __future__ import annotations
@@ -65,6 +66,14 @@ def extract(graph: Graph, members: Collection[int]) -> Extract:
     return Extract(_body(graph, nodes, inputs, outputs), inputs, outputs)
 
 
+def _input_role(graph: Graph, value: int) -> Role:
+    storage = graph.storage_of(value)
+    if storage.role is Role.HOST:
+        return Role.HOST
+    kept = storage.role in (Role.PARAM, Role.BUFFER, Role.CONST) and storage.id not in graph.written
+    return Role.CONST if kept else Role.INPUT
+
+
 def _needed_outside(graph: Graph, value: int, inside: frozenset[int]) -> bool:
     """Whether a node outside reads the storage of `value`, or the graph returns it."""
     for each in graph.views_of[graph.values[value].storage]:
@@ -82,10 +91,9 @@ def _body(graph: Graph, nodes: tuple[Node, ...], inputs: tuple[int, ...], output
     fresh = max(graph.storages, default=-1) + 1
     for number, value in enumerate(inputs):
         old = graph.values[value]
-        host = graph.storage_of(value).role is Role.HOST
-        storages[fresh + number] = Storage(
-            fresh + number, 0 if host else old.meta.span_bytes, Role.HOST if host else Role.INPUT
-        )
+        role = _input_role(graph, value)
+        nbytes = 0 if role is Role.HOST else old.meta.span_bytes
+        storages[fresh + number] = Storage(fresh + number, nbytes, role)
         values[value] = Value(value, old.meta, fresh + number)
     given = {graph.values[out].storage for out in outputs}
     for node in nodes:

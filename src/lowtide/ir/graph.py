@@ -202,6 +202,11 @@ class Graph:
             found[value.storage].append(value.id)
         return MappingProxyType({storage: tuple(values) for storage, values in found.items()})
 
+    @cached_property
+    def written(self) -> frozenset[int]:
+        """Ids of the storages that some node overwrites."""
+        return frozenset(self.values[value].storage for node in self.nodes for value in node.writes)
+
     def storage_of(self, value: int) -> Storage:
         """The storage that a value views."""
         return self.storages[self.values[value].storage]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -35,6 +36,7 @@ from lowtide.fusion.codegen.lower import Lowered
 from lowtide.fusion.codegen.nest import plan_stages
 from lowtide.fusion.codegen.rows import Inner
 from lowtide.fusion.codegen.stage import Stage
+from lowtide.fusion.codegen.tensor import Kernel, Store
 
 __all__ = ["GRAIN", "Source", "emit_kernel", "far_references"]
 
@@ -46,6 +48,7 @@ class Source:
     """C++ text of one kernel and what a caller has to provide.
 
     `shared_bytes` + threads * `thread_bytes` is the scratch it needs; `points` the size of its largest loop.
+    `prepared_bytes`: what its second function, ``NAME_prepare``, makes of constants, once.
     """
 
     text: str
@@ -55,13 +58,16 @@ class Source:
     uses_torch: bool
     uses_brgemm: bool
     inplace: tuple[tuple[int, int], ...]
+    prepared_bytes: int = 0
+    uses_windows: bool = False
 
 
 def emit_kernel(name: str, lowered: Lowered) -> Source:
     """The function ``name`` for one body; raises Unfusable if a template is missing."""
     stages = plan_stages(lowered.kernel)
     parts = find_links(stages)
-    writer = Writer()
+    writer = Writer(constants=frozenset(lowered.kernel.constants), setup=Writer())
+    _prepare(lowered, writer)
     spilled = _spill(parts, lowered, writer)
     for number, part in enumerate(parts):
         if number:
@@ -74,12 +80,26 @@ def emit_kernel(name: str, lowered: Lowered) -> Source:
     return Source(
         text,
         writer.shared_bytes,
-        writer.thread_bytes,
+        max(writer.thread_bytes, writer.setup.thread_bytes if writer.setup else 0),
         points,
         writer.uses_torch,
         writer.uses_brgemm,
         _inplace(stages, lowered),
+        writer.prepared_bytes,
+        writer.uses_windows,
     )
+
+
+def _prepare(lowered: Lowered, writer: Writer) -> None:
+    """Tensors of constants, computed once."""
+    for name, tensor in lowered.kernel.prepared:
+        setup = writer.prepare(name, max(tensor.numel, 1) * 4)
+        steps = tuple(prod(tensor.shape[k + 1 :]) for k in range(len(tensor.shape)))
+        made = Kernel(lowered.kernel.builder, stores=[Store(name, tensor, steps, torch.float32)])
+        for stage in plan_stages(made):
+            setup.open("")
+            Flat(stage, setup, {}).emit()
+            setup.close()
 
 
 def _points(stage: Stage) -> int:
@@ -143,16 +163,18 @@ def _inplace(stages: Sequence[Stage], lowered: Lowered) -> tuple[tuple[int, int]
     for out, places in stores.items():
         for source, read in loads.items():
             same = lowered.dtypes[out].itemsize == lowered.dtypes[source].itemsize
-            if out[0] == "o" and same and len(places) == 1 and read == places:
+            if out[0] + source[0] == "oi" and same and len(places) == 1 and read == places:
                 pairs.append((int(out[1:]), int(source[1:])))
     return tuple(pairs)
 
 
 def _wrap(name: str, dtypes: Mapping[str, torch.dtype], writer: Writer, points: int) -> str:
+    given = [(buffer, memory_type(dtype)) for buffer, dtype in dtypes.items() if buffer[0] != "w"]
     pointers = [
-        f"  {memory_type(dtype)}* const {buffer} = ({memory_type(dtype)}*)p[{slot}];"
-        for slot, (buffer, dtype) in enumerate(dtypes.items())
+        f"  {kind}* const {buffer} = ({kind}*)p[{slot}];" for slot, (buffer, kind) in enumerate(given)
     ]
+    if writer.prepared_bytes:
+        pointers.append(f"  char* const prepared = p[{len(given)}]; (void)prepared;")
     head = [
         f"static long {name}_body(char* const* p, const double* sc, char* scratch, long thread,",
         "    long threads) {",
@@ -160,6 +182,7 @@ def _wrap(name: str, dtypes: Mapping[str, torch.dtype], writer: Writer, points: 
         "  long bad = 0; (void)sc; (void)scratch; (void)thread;",
         f"  char* const own = scratch + {writer.shared_bytes} + thread * {writer.thread_bytes}; (void)own;",
     ]
+    once = _wrap_setup(name, pointers, writer)
     tail = [
         "  return bad;",
         "}",
@@ -171,7 +194,21 @@ def _wrap(name: str, dtypes: Mapping[str, torch.dtype], writer: Writer, points: 
         "  return bad;",
         "}",
     ]
-    return "\n".join([*head, *writer.lines, *tail])
+    return "\n".join([*once, *head, *writer.lines, *tail])
+
+
+def _wrap_setup(name: str, pointers: Sequence[str], writer: Writer) -> list[str]:
+    if not writer.prepared_bytes or writer.setup is None:
+        return []
+    return [
+        f'extern "C" long {name}_prepare(char* const* p, char* scratch) {{',
+        *pointers,
+        "  const long thread = 0, threads = 1; long bad = 0; (void)thread; (void)threads;",
+        "  char* const own = scratch; (void)own; (void)bad;",
+        *writer.setup.lines,
+        "  return bad;",
+        "}",
+    ]
 
 
 def _emit_part(part: Stage | Link, writer: Writer, spilled: Mapping[str, str]) -> None:

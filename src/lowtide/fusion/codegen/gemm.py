@@ -10,9 +10,12 @@ the prologue).  The epilogue then runs over the block's rows as plain vector loo
 
     for unit (parallel): for k-block: pack right; for m-block: (pack left) brgemm;   epilogue and stores
 
+A right operand made of constants alone (weights of an inference) is packed once, into panels of all its
+depth (`_pack_once`).
+
 Invariants.  The order of additions along k does not depend on threads.  `lt_brgemm` is checked against a
 plain loop when the library is loaded (`library`), and compiled with its BLAS instead if it is missing or
-wrong.  Not done here: weights packed once, chains of products, types other than float32.
+wrong.  Not done here: chains of products, types other than float32.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lowtide.fusion.codegen.ctext import index_text
-from lowtide.fusion.codegen.expr import Expr
+from lowtide.fusion.codegen.expr import Expr, walk
 from lowtide.fusion.codegen.index import Index, Var
 from lowtide.fusion.codegen.loops import Loops, Writer, declare
 from lowtide.fusion.codegen.stage import Stage
@@ -70,12 +73,14 @@ class Gemm(Loops):
         assert stage.product is not None
         self.product, self.right = stage.product, right
         self.rows = self.cols = 0
+        self.packed = ""  # the array of a right operand that was packed once
         writer.uses_brgemm = True
 
     def emit(self) -> None:
         product = self.product
         batch, m, n, _ = product.sizes
         self.rows, self.cols = _even(m, self._reach()[0], TILE), self._columns(n)
+        self._pack_once()
         row_units, col_units = (m + self.rows - 1) // self.rows, (n + self.cols - 1) // self.cols
         self._buffers()
         writer = self.writer
@@ -91,6 +96,24 @@ class Gemm(Loops):
         self.epilogue(m)
         writer.close()
         writer.line("at::native::cpublas::brgemm_release(false);")
+
+    def _pack_once(self) -> None:
+        """A right operand made of constants is packed when the kernel is prepared, in all its depth."""
+        batch, _, n, k = self.product.sizes
+        _, element = operands(self.product)
+        leaves = [node.leaf for node in walk(element) if node.leaf is not None and node.leaf.kind != "const"]
+        known = all(leaf.kind == "load" and leaf.source in self.writer.constants for leaf in leaves)
+        if not leaves or not known:
+            return
+        self.packed, panels = f"{self.product.name}_packed", (n + PANEL - 1) // PANEL
+        setup = self.writer.prepare(self.packed, batch * panels * PANEL * k * 4)
+        setup.open(f"for (int64_t bt = 0; bt < {batch}; ++bt)")
+        setup.line(f"float* const right = {self.packed} + bt * {panels * PANEL * k};")
+        setup.line(f"const int64_t n0 = 0, nr = {n}, k0 = 0, kr = {k};")
+        Gemm(self.stage, setup, {}).pack_right(k)
+        setup.close()
+        if self.cols % PANEL and self.cols < n:
+            self.cols = _even(n, self._reach()[1], PANEL)
 
     def _reach(self) -> tuple[int, int]:
         """Most rows and columns of a block: tall if the left operand is read where it lies."""
@@ -112,7 +135,7 @@ class Gemm(Loops):
         depth = min(self.product.sizes[3], BLOCK)
         for name, count in (
             ("acc", self.rows * self.cols),
-            ("right", panels * PANEL * depth),
+            ("right", 0 if self.packed else panels * PANEL * depth),
             ("left", TILE * (depth + 16)),
         ):
             writer.line(f"float* const {name} = (float*)(own + {writer.own(count * 4)});")
@@ -121,15 +144,21 @@ class Gemm(Loops):
         writer, depth = self.writer, self.product.sizes[3]
         writer.open(f"for (int64_t k0 = 0; k0 < {depth}; k0 += {BLOCK})")
         writer.line(f"const int64_t kr = {depth} - k0 < {BLOCK} ? {depth} - k0 : {BLOCK};")
-        self.pack_right(min(depth, BLOCK))
+        step, right = min(depth, BLOCK), "right"
+        if self.packed:
+            panels = (self.product.sizes[2] + PANEL - 1) // PANEL
+            step, right = depth, "ready"
+            place = f"bt * {panels * PANEL * depth} + n0 * {depth} + k0 * {PANEL}"
+            writer.line(f"const float* const ready = {self.packed} + {place};")
+        else:
+            self.pack_right(step)
         writer.open(f"for (int64_t it = 0; it < mr; it += {TILE})")
         writer.line(f"const int64_t ir = mr - it < {TILE} ? mr - it : {TILE};")
-        left, step = self.left(min(depth, BLOCK))
+        left, across = self.left(min(depth, BLOCK))
         writer.open(f"for (int64_t jt = 0; jt < nr; jt += {PANEL})")
         writer.line(f"const int64_t jr = nr - jt < {PANEL} ? nr - jt : {PANEL};")
         writer.line(
-            f"lt_brgemm(ir, jr, kr, {step}, {PANEL}, {self.cols}, k0 > 0, {left}, "
-            f"right + jt * {min(depth, BLOCK)}, "
+            f"lt_brgemm(ir, jr, kr, {across}, {PANEL}, {self.cols}, k0 > 0, {left}, {right} + jt * {step}, "
             f"acc + it * {self.cols} + jt);"
         )
         for _ in range(3):

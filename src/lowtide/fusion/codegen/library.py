@@ -28,9 +28,10 @@ from dataclasses import dataclass
 import torch
 
 from lowtide.fusion.codegen.c import GRAIN, Source, emit_kernel
-from lowtide.fusion.codegen.compiler import CompileError, compile_source, find_compiler, load_library
+from lowtide.fusion.codegen.compiler import CompileError, find_compiler
 from lowtide.fusion.codegen.lower import lower
 from lowtide.fusion.codegen.mathlib import preamble
+from lowtide.fusion.codegen.shelf import functions_of
 from lowtide.fusion.codegen.tensor import Unfusable
 from lowtide.ir.graph import Graph, Role, TensorMeta
 
@@ -46,7 +47,9 @@ class Signature:
     """What a kernel's caller provides.
 
     `tensors` and `scalars` are positions in ``body.inputs``; `outputs` counts ``body.outputs``.  An output
-    may take the memory of an input for the (output, input) pairs in `inplace`.
+    may take the memory of an input for the (output, input) pairs in `inplace`.  If `prepared_bytes`, one more
+    pointer follows the outputs: a buffer of that size, aligned to 64, which `Kernel.prepare` fills from the
+    inputs in `constants` (positions in ``body.inputs``) before the first call and whenever they changed.
     """
 
     tensors: tuple[int, ...]
@@ -56,6 +59,8 @@ class Signature:
     shared_bytes: int
     thread_bytes: int
     points: int
+    prepared_bytes: int = 0
+    constants: tuple[int, ...] = ()
 
     def scratch_bytes(self, threads: int) -> int:
         """Scratch memory of one call that may use `threads` threads."""
@@ -71,6 +76,14 @@ class Kernel:
     signature: Signature
     function: Callable[..., int]
     body: Graph
+    setup: Callable[..., int] | None = None
+    text: str = ""
+
+    def prepare(self, pointers: Sequence[int], scratch: int) -> None:
+        """Fill the prepared buffer (the last of `pointers`, which are as for a call)."""
+        if self.setup is not None:
+            addresses = (ctypes.c_void_p * len(pointers))(*pointers)
+            self.setup(addresses, ctypes.c_void_p(scratch))
 
     def __call__(self, pointers: Sequence[int], scalars: Sequence[float], scratch: int, threads: int) -> None:
         """Run once on addresses; raises IndexError if an index tensor points outside its table."""
@@ -99,8 +112,12 @@ class Kernel:
         outputs = tuple(_empty(self.body.values[out].meta) for out in self.body.outputs)
         tensors = [inputs[k] for k in self.signature.tensors]
         pointers = [t.data_ptr() for t in (*tensors, *outputs) if isinstance(t, torch.Tensor)]
-        scratch = torch.empty(self.signature.scratch_bytes(threads) + 64, dtype=torch.uint8)
+        kept = self.signature.prepared_bytes
+        scratch = torch.empty(self.signature.scratch_bytes(threads) + 128 + kept, dtype=torch.uint8)
         start = (scratch.data_ptr() + 63) // 64 * 64
+        if kept:
+            pointers.append(start + (self.signature.scratch_bytes(threads) + 63) // 64 * 64)
+            self.prepare(pointers, start)
         self(pointers, [float(inputs[k]) for k in self.signature.scalars], start, threads)
         return outputs
 
@@ -132,6 +149,8 @@ def _signature(body: Graph, source: Source) -> Signature:
         source.shared_bytes,
         source.thread_bytes,
         source.points,
+        source.prepared_bytes,
+        tuple(k for k, v in enumerate(body.inputs) if body.storage_of(v).role is Role.CONST),
     )
 
 
@@ -154,18 +173,6 @@ def emit_source(bodies: Sequence[Graph]) -> tuple[str, list[Source], list[str]]:
     return "\n".join([head, *parts, ""]), sources, functions
 
 
-def _load(text: str, uses_torch: bool, uses_brgemm: bool) -> ctypes.CDLL:
-    """The library; with BLAS in place of the micro-kernel if that is missing or computes something else."""
-    try:
-        library = load_library(compile_source(text, uses_torch or uses_brgemm))
-        if not uses_brgemm or library.lt_self_test() == 0:
-            return library
-    except OSError:
-        if not uses_brgemm:
-            raise
-    return load_library(compile_source("#define LT_BLAS\n" + text, True))
-
-
 def compile_bodies(bodies: Sequence[Graph]) -> KernelLibrary | None:
     """Kernels for `bodies`; None, with a `NoCompilerWarning`, where nothing can be compiled.
 
@@ -176,15 +183,15 @@ def compile_bodies(bodies: Sequence[Graph]) -> KernelLibrary | None:
         return None
     text, sources, names = emit_source(bodies)
     try:
-        library = _load(text, any(s.uses_torch for s in sources), any(s.uses_brgemm for s in sources))
+        functions = functions_of(sources)
     except CompileError as error:
         warnings.warn(f"{error}; plans run unfused", NoCompilerWarning, stacklevel=2)
         return None
-    kernels = []
-    for body, source, name in zip(bodies, sources, names, strict=True):
-        function = getattr(library, name)
-        function.restype = ctypes.c_long
-        kernels.append(Kernel(name, _signature(body, source), function, body))
+    rows = zip(bodies, sources, names, functions, strict=True)
+    kernels = [
+        Kernel(name, _signature(body, source), function, body, text=source.text)
+        for body, source, name, function in rows
+    ]
     return KernelLibrary(tuple(kernels), text)
 
 

@@ -24,7 +24,11 @@ __all__ = ["Loops", "Scope", "Writer", "declare", "size"]
 
 @dataclass
 class Writer:
-    """Lines of C++ with indentation, and the scratch layout."""
+    """Lines of C++ with indentation, and the scratch layout.
+
+    `setup` collects the lines that run once, whenever `constants` changed; what they make lies in a buffer of
+    `prepared_bytes`.
+    """
 
     lines: list[str] = field(default_factory=list)
     depth: int = 1
@@ -33,6 +37,10 @@ class Writer:
     counter: int = 0
     uses_torch: bool = False
     uses_brgemm: bool = False
+    uses_windows: bool = False
+    constants: frozenset[str] = frozenset()
+    prepared_bytes: int = 0
+    setup: Writer | None = None
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -54,6 +62,15 @@ class Writer:
         offset = self.shared_bytes
         self.shared_bytes += (nbytes + 63) // 64 * 64
         return offset
+
+    def prepare(self, name: str, nbytes: int) -> Writer:
+        """Reserve an array of floats that is made once, `name` in both texts; returns the setup's."""
+        assert self.setup is not None
+        offset = self.prepared_bytes
+        self.prepared_bytes += (nbytes + 63) // 64 * 64
+        self.line(f"const float* const {name} = (const float*)(prepared + {offset});")
+        self.setup.line(f"float* const {name} = (float*)(prepared + {offset});")
+        return self.setup
 
     def own(self, nbytes: int) -> int:
         """Reserve per-thread scratch; returns its offset."""

@@ -36,7 +36,10 @@ _LAZY = frozenset({"condition", "mask"})  # operands that keep their own type
 
 @dataclass(frozen=True)
 class Lowered:
-    """A kernel with its buffers: stored dtype by name, and how many host scalars it takes."""
+    """A kernel with its buffers: stored dtype by name, and how many host scalars it takes.
+
+    Names: ``i`` inputs and ``o`` outputs by position, ``w`` what is prepared once.
+    """
 
     kernel: Kernel
     dtypes: Mapping[str, torch.dtype]
@@ -64,7 +67,8 @@ def lower(body: Graph, exact_sqrt: bool = False) -> Lowered:
         if node.writes or any(body.readers[out] or out in body.outputs for out in node.outputs):
             work.visit(node)
     work.store()
-    return Lowered(work.kernel, work.dtypes, work.scalars)
+    kept = {name: tensor.dtype for name, tensor in work.kernel.prepared}
+    return Lowered(work.kernel, {**work.dtypes, **kept}, work.scalars)
 
 
 @dataclass
@@ -89,6 +93,8 @@ class _Lowering:
             _check_dtype(meta, f"input {position}")
             self.dtypes[f"i{position}"] = meta.dtype
             self.inputs.setdefault(self.body.values[value].storage, position)
+            if self.body.storage_of(value).role is Role.CONST:
+                self.kernel.constants.add(f"i{position}")
             self.tensors[value] = self._load(f"i{position}", meta, 0)
 
     def _load(self, buffer: str, meta: TensorMeta, offset: int) -> Tensor:

@@ -43,6 +43,10 @@ def _normalised(b: B, x: Expr, mean: Expr, rstd: Expr) -> Expr:
     return b.apply("mul", b.apply("sub", x, mean), rstd)
 
 
+def _scaled(b: B, x: Expr, scale: Expr, shift: Expr) -> Expr:
+    return b.apply("fma", x, scale, shift)
+
+
 def _affine(kernel: Kernel, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None and bias is not None:
         return kernel.map(
@@ -98,9 +102,13 @@ def _norm_input_grad(kernel: Kernel, grad: Tensor, xhat: Tensor, rstd: Tensor, a
     return kernel.map(emit, grad, xhat, along, level, rstd)
 
 
-def _channels(x: Tensor, tensor: Tensor | None) -> Tensor | None:
+def _per_channel(x: Tensor, tensor: Tensor) -> Tensor:
     """A per-channel vector shaped to broadcast over ``[N, C, ...]``."""
-    return None if tensor is None else reshape(tensor, (x.shape[1],) + (1,) * (len(x.shape) - 2))
+    return reshape(tensor, (x.shape[1],) + (1,) * (len(x.shape) - 2))
+
+
+def _channels(x: Tensor, tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else _per_channel(x, tensor)
 
 
 def _batch_axes(x: Tensor) -> tuple[int, ...]:
@@ -125,11 +133,16 @@ def _batch_norm_eval(
     kernel: Kernel, metas: Metas, x: Tensor, weight: Tensor | None, bias: Tensor | None,
     running_mean: Tensor, running_var: Tensor, momentum: float, eps: float,
 ) -> Outputs:  # fmt: skip
-    mean = _channels(x, widen(kernel, running_mean))
-    rstd = _channels(x, _rstd(kernel, widen(kernel, running_var), eps))
-    assert mean is not None and rstd is not None
-    normal = kernel.map(_normalised, widen(kernel, x), mean, rstd)
-    out = as_stored(kernel, _affine(kernel, normal, _channels(x, weight), _channels(x, bias)), metas[0])
+    scale = _rstd(kernel, widen(kernel, running_var), eps)
+    if weight is not None:
+        scale = combine(kernel, "mul", scale, widen(kernel, weight))
+    shift = combine(kernel, "mul", widen(kernel, running_mean), scale)
+    if bias is not None:
+        shift = combine(kernel, "sub", widen(kernel, bias), shift)
+    else:
+        shift = kernel.map(lambda b, v: b.apply("neg", v), shift)
+    factors = [kernel.prepare(_per_channel(x, each)) for each in (scale, shift)]
+    out = as_stored(kernel, kernel.map(_scaled, widen(kernel, x), *factors), metas[0])
     return (out, *(kernel.constant(0, meta.shape, meta.dtype) for meta in metas[1:]))  # statistics: empty
 
 

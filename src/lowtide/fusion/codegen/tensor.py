@@ -20,8 +20,8 @@ from math import prod
 import torch
 
 from lowtide.errors import LowtideError
-from lowtide.fusion.codegen.expr import Builder, Expr
-from lowtide.fusion.codegen.index import Index, flatten, unflatten
+from lowtide.fusion.codegen.expr import Builder, Expr, walk
+from lowtide.fusion.codegen.index import Index, Var, flatten, unflatten
 
 __all__ = [
     "Contraction",
@@ -124,11 +124,35 @@ class Store:
 
 @dataclass
 class Kernel:
-    """What one kernel has to do: reductions in dependency order, stores, and the builder they share."""
+    """What one kernel has to do: reductions in dependency order, stores, and the builder they share.
+
+    `constants` are the buffers that stay the same from call to call; `prepared` are tensors that are computed
+    from them once, under the name of the buffer that keeps them.
+    """
 
     builder: Builder = field(default_factory=Builder)
     reductions: list[Reduction | Contraction] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
+    constants: set[str] = field(default_factory=set)
+    prepared: list[tuple[str, Tensor]] = field(default_factory=list)
+
+    def prepare(self, tensor: Tensor) -> Tensor:
+        """`tensor`, computed once and kept if it depends on constants alone; else itself."""
+        axes = tuple(Index.of(Var(f"d{k}", size)) for k, size in enumerate(tensor.shape))
+        if tensor.dtype != torch.float32 or not self.constant_only(tensor.at(axes)):
+            return tensor
+        name = f"w{len(self.prepared)}"
+        self.prepared.append((name, tensor))
+        shape = tensor.shape
+        return Tensor(
+            shape, tensor.dtype, lambda ix: self.builder.load(name, flatten(ix, shape), torch.float32)
+        )
+
+    def constant_only(self, element: Expr) -> bool:
+        """Whether an element is made of constants, at least one of them."""
+        leaves = [node.leaf for node in walk(element) if node.leaf is not None and node.leaf.kind != "const"]
+        known = all(leaf.kind == "load" and leaf.source in self.constants for leaf in leaves)
+        return bool(leaves) and known
 
     def constant(self, value: float | int | bool, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor filled with one number."""
