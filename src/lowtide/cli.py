@@ -76,7 +76,7 @@ ReportFile = Annotated[Path | None, typer.Option("--report", metavar="F.html", h
 Seconds = Annotated[float, typer.Option(help="How long to search; stops earlier when nothing is left.")]
 Seed = Annotated[int, typer.Option(help="Seed of the search.")]
 Device = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Plan for this device, such as rtx3090; default: this one.")
+    str | None, typer.Option(metavar="NAME", help="Predict for this device: rtx3090 or h200.")
 ]
 
 
@@ -127,7 +127,7 @@ def optimize(
     _check_at_least("--threads", threads, 1)
     check_writable({"--save": save, "--report": report, "--json": json})
     request = engine.Request(memory, latency, seconds, seed, threads, rng, device, not no_fuse, not no_swap)
-    built = engine.load_workload(workload)
+    built = engine.load_workload(workload, device)
     with show_progress(Console(stderr=True)) as on_progress:
         outcome = engine.optimize(built, request, on_progress)
         outcome = engine.measure_fresh(outcome, workload)
@@ -169,7 +169,7 @@ def explore(
     """
     _check_at_least("--seconds", seconds, 0)
     check_writable({"--report": report, "--json": json})
-    built = engine.load_workload(workload)
+    built = engine.load_workload(workload, device)
     with show_progress(Console(stderr=True)) as on_progress:
         frontier = engine.explore(built, seconds=seconds, seed=seed, device=device, on_progress=on_progress)
     if json is not None:

@@ -6,11 +6,12 @@ fallback: without the autograd node of a running backward operator, backward nod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -28,6 +29,7 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "UnsupportedOperatorException",
+    "building_without_data",
     "current_autograd_node",
     "flatten",
     "outside_modes",
@@ -51,8 +53,34 @@ current_autograd_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_
 sequence_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", _zero)
 """One more than the sequence number of the autograd node that was made last in this thread."""
 
+_TRUNCATED = "_no_grad_trunc_normal_"
+
 outside_modes = _disable_current_modes
 """Context manager: real tensors behave as if no dispatch mode were active."""
+
+
+@contextmanager
+def building_without_data() -> Iterator[None]:
+    """Inside, tensors are fake: a model of any size can be built, and has no contents.
+
+    Initialisers that draw until their values please look at data; the one that common models use, the
+    truncated normal, leaves a fake tensor as it is.
+    """
+    drawing = getattr(nn.init, _TRUNCATED, None)
+
+    def skip_fake(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(tensor, FakeTensor) or drawing is None:
+            return tensor
+        return drawing(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+
+    with FakeTensorMode():
+        if drawing is not None:
+            setattr(nn.init, _TRUNCATED, skip_fake)
+        try:
+            yield
+        finally:
+            if drawing is not None:
+                setattr(nn.init, _TRUNCATED, drawing)
 
 
 def storage_key(tensor: Tensor) -> int:

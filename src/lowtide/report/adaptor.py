@@ -20,6 +20,7 @@ import torch
 
 from lowtide.analysis.facts import Facts, assumed_facts, fresh_bytes, workspace_bytes
 from lowtide.cost.devices import device_named
+from lowtide.cost.estimate import Estimate
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.ops import Fission
 from lowtide.report.data import (
@@ -121,7 +122,7 @@ def _plan_trace(plan: Plan, price: Price | None) -> Trace:
     return trace(recipe.graph, recipe.order, recipe.facts, inplace=True, offsets=offsets, price=price)
 
 
-def _figures(measured: Measurement, arena_bytes: int | None) -> Figures:
+def _figures(measured: Measurement | Estimate, arena_bytes: int | None) -> Figures:
     return Figures(
         measured.peak_bytes,
         measured.resident_bytes,

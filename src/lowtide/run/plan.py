@@ -41,6 +41,9 @@ from lowtide.run.probe import FactsTree, probe, probe_tree, variant_of
 from lowtide.run.store import ProfileStore
 from lowtide.schedule.schedule import Schedule
 
+HERE = "cpu"
+"""The device of plans that run on this machine."""
+
 Look = Callable[[str, Tensor], None]
 
 __all__ = ["Allocations", "Plan", "Recipe", "build_plan", "update_nodes"]
@@ -52,7 +55,7 @@ class Recipe:
 
     `unplaced_bytes` is the most that one operator takes beside arena and results, `bookkeeping_bytes` what
     re-reading the optimizer's numbers takes before the first operator runs, `moves` counts the applied
-    transformations by kind.
+    transformations by kind.  `device` is the one that the plan is for.
     """
 
     graph: Graph
@@ -62,6 +65,7 @@ class Recipe:
     unplaced_bytes: int = 0
     bookkeeping_bytes: int = 0
     moves: tuple[tuple[str, int], ...] = ()
+    device: str = HERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class Plan:
         targets: tuple[Any, ...],
         taps: Mapping[int, Tap] | None = None,
     ) -> Any:
+        self._check_here()
         with self._lock:
             residents = self.program.bind(args, kwargs, targets)
             outputs = self._executor.run(residents, self.program.scalars(), taps)
@@ -162,6 +167,13 @@ class Plan:
 
     def _show(self, look: Look, name: str, gradient: int) -> None:
         look(name, self._executor.peek(gradient))
+
+    def _check_here(self) -> None:
+        if self.recipe.device != HERE:
+            raise UsageError(
+                f"this plan was made for {self.recipe.device}, from predictions, and cannot run here",
+                remedy="make a plan without a device to run on this machine",
+            )
 
     def _check_gradients(self) -> None:
         for named in named_tensors(self.program.workload):
@@ -275,12 +287,14 @@ def build_plan(
     hook: Hook | None = None,
     store: ProfileStore | None = None,
     poison: bool = False,
+    device: str = HERE,
 ) -> Plan:
     """A plan that runs `graph` (default: as captured) in `order` (default: program order).
 
     `placement` gives arena offsets by Buffer id of ``lifetimes(graph, order, facts[()], inplace=True)``;
     greedy if absent.  `facts` are probed if absent, and remembered in `store`.  `hook` defaults to the
     process's hook.  `poison` fills dead memory after each step: slow, for tests.
+    A plan for another `device` needs `facts`, and is only for looking at.
     """
     graph = program.graph if graph is None else graph
     hook = hook or load_hook()
@@ -292,8 +306,9 @@ def build_plan(
         facts=tree,
         layout=lay_out(graph, steps, tree[()], placement),
         unplaced_bytes=_foreign_bytes(tree) if hook else _unplaced_bytes(graph, tree[()], store),
-        bookkeeping_bytes=_bookkeeping_bytes(program),
+        bookkeeping_bytes=_bookkeeping_bytes(program) if device == HERE else 0,
         moves=tuple(sorted((moves or {}).items())),
+        device=device,
     )
     return Plan(program, recipe, hook, poison=poison)
 

@@ -31,7 +31,7 @@ from lowtide.capture.recorder import meta_of
 from lowtide.capture.recording import named_tensors
 from lowtide.capture.result import Constant, Result
 from lowtide.capture.update import Update, Updates, body_of, classify
-from lowtide.errors import PlanFileError, Stale
+from lowtide.errors import PlanFileError, Stale, UsageError
 from lowtide.ir.graph import Graph, Node, TensorMeta
 from lowtide.ir.ops import Fused
 from lowtide.ir.text import print_graph
@@ -49,7 +49,7 @@ from lowtide.run.archive import (
     write_archive,
 )
 from lowtide.run.operands import window
-from lowtide.run.plan import Plan
+from lowtide.run.plan import HERE, Plan
 from lowtide.run.snapshot import bytes_of
 from lowtide.workload import Workload
 
@@ -61,8 +61,14 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan)
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Write `plan` to one file.
 
-    Raises UsageError if the file cannot be written, or for an argument or result that has no plain form.
+    Raises UsageError if the file cannot be written, for an argument or result that has no plain form, and for
+    a plan for a device that is not here.
     """
+    if plan.recipe.device != HERE:
+        raise UsageError(
+            f"a plan for {plan.recipe.device} is a prediction, which cannot be loaded and run",
+            remedy="keep its report or JSON record instead",
+        )
     program, workload = plan.program, plan.program.workload
     about = {
         "torch": torch.__version__,

@@ -25,6 +25,7 @@ from lowtide.run.measure import measure_eager
 from lowtide.search.estimator import Estimator
 from lowtide.search.explorer import Explorer, Goal, Spot
 from lowtide.search.floors import floor_of
+from lowtide.search.foreign import foreign_setting, holds_fakes, is_foreign, predict_outcome
 from lowtide.search.outcome import Limit, OnProgress, Outcome, Progress
 from lowtide.search.promise import Setting, keep_promise, refuse
 from lowtide.transforms.algebra import take_apart
@@ -56,11 +57,11 @@ def optimize(
     ("1.1x").  `seconds` bounds the search, not capture, verification and measuring.  Raises Infeasible
     (with the floor), CaptureError, UsageError.
     """
-    _check(memory, latency, rng, device)
+    _check(memory, latency, rng)
     with _threads(threads):
         clock = _Clock(seconds, on_progress)
         clock.enter("capture")
-        frontier = Frontier(_setting(capture(workload), clock, seed, fuse=fuse), clock)
+        frontier = Frontier(_setting(capture(workload), clock, seed, device, fuse), clock)
         return frontier.search(_limit(frontier.setting, memory, latency))
 
 
@@ -97,7 +98,7 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _check(memory: object, latency: object, rng: str, device: str | None) -> None:
+def _check(memory: object, latency: object, rng: str) -> None:
     if (memory is None) == (latency is None):
         raise UsageError(
             "exactly one limit is needed", remedy='give memory="50%" (or bytes), or latency="1.1x"'
@@ -106,12 +107,6 @@ def _check(memory: object, latency: object, rng: str, device: str | None) -> Non
         raise UsageError(f"rng is {rng!r}", remedy='use rng="eager"')
     if rng == "philox":
         raise UsageError('rng="philox" is not part of this version yet', remedy='use rng="eager"')
-    if device not in (None, "cpu"):
-        raise UsageError(
-            f"a plan for {device!r} cannot be run here and planning for other devices is not part of this "
-            "version yet",
-            remedy="leave --device out",
-        )
 
 
 @dataclass
@@ -145,10 +140,17 @@ class _Clock:
 def _setting(
     program: Program, clock: _Clock, seed: int, device: str | None = None, fuse: bool = True
 ) -> Setting:
+    if is_foreign(device):
+        return foreign_setting(program, device_named(device or ""), seed)
+    if holds_fakes(program):
+        raise UsageError(
+            "the workload was built without data (fake tensors), so it cannot run here",
+            remedy="name the device to plan for, such as device='h200'",
+        )
     clock.enter("measure eager")
     eager = measure_eager(program.workload)
     clock.enter("profile")
-    estimator = Estimator(device_named(device) if device else None)
+    estimator = Estimator()
     graph = take_apart(program.graph).graph
     estimator.costs(graph)  # now, so that the search does not spend its time on measuring
     floor = floor_of(graph, estimator.facts(graph))
@@ -195,12 +197,13 @@ class Frontier:
 
     def pick_outcome(self, *, memory: str | int | None = None, latency: str | float | None = None) -> Outcome:
         """The verified plan for a limit from the points that are known; raises Infeasible."""
-        _check(memory, latency, "eager", None)
+        _check(memory, latency, "eager")
         return self._keep(_limit(self.setting, memory, latency))
 
     def _keep(self, limit: Limit) -> Outcome:
         assert self._explorer is not None
-        return keep_promise(self.setting, limit, self._explorer, self._clock.enter, self._took_s)
+        keep = predict_outcome if is_foreign(self.setting.device) else keep_promise
+        return keep(self.setting, limit, self._explorer, self._clock.enter, self._took_s)
 
     def _explore(self, goal: Goal) -> None:
         above = self.setting.floor.total_bytes - self.setting.resident_bytes

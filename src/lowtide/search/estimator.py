@@ -22,11 +22,11 @@ from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.cost.devices import Device
 from lowtide.cost.profiled import profiled_costs
 from lowtide.cost.roofline import roofline_costs
-from lowtide.ir import Fission, Graph
-from lowtide.run.probe import probe
+from lowtide.ir import Fission, Fused, Graph
+from lowtide.run.probe import FactsTree, Path, probe
 from lowtide.run.store import ProfileStore
 
-__all__ = ["Estimator"]
+__all__ = ["Estimator", "assumed_tree"]
 
 
 @dataclass
@@ -64,6 +64,23 @@ def _assumed(graph: Graph) -> dict[int, OperatorFacts]:
             known = facts[node.id]
             facts[node.id] = replace(known, transient_bytes=sum(known.output_bytes) + inside)
     return facts
+
+
+def assumed_tree(graph: Graph) -> FactsTree:
+    """Assumed facts of `graph` and of every body in it, for a device that cannot be asked."""
+    found: dict[Path, Facts] = {}
+    _assume_into(found, graph, ())
+    return found
+
+
+def _assume_into(found: dict[Path, Facts], graph: Graph, path: Path) -> None:
+    found[path] = _assumed(graph)
+    for node in graph.nodes:
+        if isinstance(node.op, Fused) and node.op.kind == "update":
+            _assume_into(found, node.op.body, (*path, node.id))
+        elif isinstance(node.op, Fission):
+            for number, body in enumerate(node.op.bodies):
+                _assume_into(found, body, (*path, node.id, number))
 
 
 def _peak_inside(body: Graph) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from lowtide.cost.estimate import Estimate
 from lowtide.run.measure import Measurement
 from lowtide.run.plan import Plan
 
@@ -66,7 +67,8 @@ class SearchRecord:
 class Outcome:
     """A verified plan with everything that was predicted and measured about it.
 
-    `eager` and `measured` are Measurements; `latency_ratio` is the median over interleaved pairs of
+    `eager` and `measured` are Measurements, or Estimates for a device that is not here (`verified` is then
+    ``none``); `latency_ratio` is the median over interleaved pairs of
     plan / eager, `noise` the half-width of eager against itself.  `points` is the frontier as
     (predicted peak bytes, predicted seconds).  `tuned_latency_s` is eager's with malloc's thresholds raised,
     where it was measured.
@@ -76,8 +78,8 @@ class Outcome:
     limit: Limit
     met: bool
     verified: str
-    eager: Measurement
-    measured: Measurement
+    eager: Measurement | Estimate
+    measured: Measurement | Estimate
     latency_ratio: float
     noise: float
     predicted_peak_bytes: int

@@ -20,6 +20,7 @@ import torch
 
 from lowtide.analysis.lifetime import lifetimes
 from lowtide.capture import Program
+from lowtide.cost.estimate import Estimate
 from lowtide.errors import Infeasible
 from lowtide.ir import Graph
 from lowtide.place import Placement, place
@@ -56,10 +57,11 @@ class Setting:
     program: Program
     graph: Graph
     estimator: Estimator
-    eager: Measurement
+    eager: Measurement | Estimate
     floor: Floor
     seed: int
     kernels: Kernels
+    device: str = "cpu"
 
     @property
     def resident_bytes(self) -> int:

@@ -43,11 +43,18 @@ class Request:
     swap: bool
 
 
-def load_workload(text: str) -> Workload:
-    """The workload that the user names."""
+def load_workload(text: str, device: str | None = None) -> Workload:
+    """The workload that the user names; without data for a device that is not here, whatever its size."""
+    from lowtide.capture.internals import building_without_data
+    from lowtide.cost.devices import device_named
+    from lowtide.search.foreign import is_foreign
     from lowtide.workloads import load_workload as load
 
-    return load(text)
+    if not is_foreign(device):
+        return load(text)
+    device_named(device or "")
+    with building_without_data():
+        return load(text)
 
 
 def optimize(workload: Workload, request: Request, on_progress: OnProgress) -> Outcome:
@@ -76,9 +83,15 @@ def optimize(workload: Workload, request: Request, on_progress: OnProgress) -> O
 
 
 def measure_fresh(outcome: Outcome, spec: str) -> Outcome:
-    """`outcome` with what fresh processes tell: both resident sizes, and eager with a tuned malloc."""
-    from lowtide.run.fresh import run_fresh
+    """`outcome` with what fresh processes tell: both resident sizes, and eager with a tuned malloc.
 
+    An outcome for a device that is not here stays as it is.
+    """
+    from lowtide.run.fresh import run_fresh
+    from lowtide.run.measure import Measurement
+
+    if not isinstance(outcome.eager, Measurement) or not isinstance(outcome.measured, Measurement):
+        return outcome
     eager, plan = run_fresh(spec, seconds=0.0), run_fresh(spec, outcome.plan, seconds=0.0)
     tuned = run_fresh(spec, tuned=True)
     return replace(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lowtide.errors import UsageError
 
 if TYPE_CHECKING:
+    from lowtide.cost.estimate import Estimate
     from lowtide.run.measure import Measurement
     from lowtide.search.driver import Frontier
     from lowtide.search.outcome import Outcome
@@ -51,7 +52,7 @@ def outcome_record(workload: str, outcome: Outcome) -> dict[str, object]:
             "rss_peak_bytes": outcome.measured.rss_peak_bytes,
             "predicted_latency_s": outcome.predicted_latency_s,
             "latency_s": outcome.measured.latency_s,
-            "max_rel_error": outcome.max_rel_error,
+            "max_rel_error": None if outcome.verified == "none" else outcome.max_rel_error,
             "bit_equal": outcome.bit_equal,
         },
         "floor_bytes": outcome.floor_bytes,
@@ -69,14 +70,14 @@ def frontier_record(workload: str, frontier: Frontier) -> dict[str, object]:
     """The record of `lowtide explore`: predicted points by rising time."""
     return {
         "workload": workload,
-        "device": "cpu",
+        "device": frontier.setting.device,
         "eager": measurement_record(frontier.setting.eager),
         "points": [{"peak_bytes": peak, "latency_s": seconds} for peak, seconds in frontier.points],
     }
 
 
-def measurement_record(measurement: Measurement) -> dict[str, object]:
-    """The four figures of one measured step."""
+def measurement_record(measurement: Measurement | Estimate) -> dict[str, object]:
+    """The four figures of one step, measured or (on a device that is not here) predicted."""
     return {
         "resident_bytes": measurement.resident_bytes,
         "peak_bytes": measurement.peak_bytes,

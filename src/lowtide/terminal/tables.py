@@ -47,13 +47,14 @@ def _comparison(workload: str, outcome: Outcome) -> Table:
         "latency",
         format_seconds(eager.latency_s),
         format_seconds(plan.latency_s),
-        f"{format_ratio(outcome.latency_ratio)} ±{outcome.noise:.2f}",
+        format_ratio(outcome.latency_ratio) + (f" ±{outcome.noise:.2f}" if outcome.noise else ""),
     )
     if outcome.tuned_latency_s is not None:
         ratio = format_ratio(plan.latency_s / outcome.tuned_latency_s)
         table.add_row("eager, malloc tuned", format_seconds(outcome.tuned_latency_s), NOTHING, ratio)
-    error = "0 (bit-equal)" if outcome.bit_equal else f"{outcome.max_rel_error:.1e}"
-    table.add_row("largest relative error", NOTHING, error, NOTHING)
+    if outcome.verified != "none":
+        error = "0 (bit-equal)" if outcome.bit_equal else f"{outcome.max_rel_error:.1e}"
+        table.add_row("largest relative error", NOTHING, error, NOTHING)
     return table
 
 
@@ -71,12 +72,18 @@ def _closing_lines(outcome: Outcome) -> list[str]:
     verdict = "limit met" if outcome.met else "limit NOT met"
     moves = [f"{outcome.count(kind)} {kind}" for kind in MOVES if outcome.count(kind)]
     return [
-        f"{verdict}: {limit_line(outcome.limit)}; verified against {outcome.verified}",
+        f"{verdict}: {limit_line(outcome.limit)}; {_trust(outcome)}",
         f"moves: {', '.join(moves) or 'none needed but order and placement'}",
         f"floor: {format_bytes(outcome.floor_bytes)} ({outcome.floor_bytes} bytes) at {outcome.floor_node}",
         f"search: {search.states:,} states in {format_seconds(search.seconds)}"
         f" ({search.states_per_s:,.0f} per second), stopped: {search.stop_reason}",
     ]
+
+
+def _trust(outcome: Outcome) -> str:
+    if outcome.verified == "none":
+        return f"predicted for {outcome.device}, nothing was run"
+    return f"verified against {outcome.verified}"
 
 
 def limit_line(limit: Limit) -> str:
