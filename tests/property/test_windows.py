@@ -1,7 +1,8 @@
-"""Every window rule: run an operator on the rows that it says it needs, and compare the rows that it makes."""
+"""Every window rule: run an operator on the rows that it says it needs, compare the rows that it makes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -141,7 +142,7 @@ def test_parts_with_halos_make_the_whole(overload: str) -> None:
             )
             edges = [0, *sorted(inner), axis.extent]
             more = (draw.size(0, 3), draw.size(0, 3))
-            parts = [run_part(op, axis, tensors, part, more) for part in zip(edges, edges[1:], strict=False)]
+            parts = [run_part(op, axis, tensors, part, more) for part in itertools.pairwise(edges)]
             for position, result in enumerate(whole):
                 pieces = [part[position] for part in parts if part[position] is not None]
                 dim = axis.outputs[position]
