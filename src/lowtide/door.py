@@ -19,7 +19,7 @@ from torch import nn, optim
 from lowtide import report as reports
 from lowtide.capture import Program
 from lowtide.errors import UsageError
-from lowtide.fusion.updates import update_kernels
+from lowtide.fusion.kernels import kernels_for
 from lowtide.run import plan as running
 from lowtide.run.saved import load_plan
 from lowtide.search import driver
@@ -40,8 +40,7 @@ class Plan(running.Plan):
         """The plan of an outcome, which it remembers for its report."""
         known = outcome.plan
         known.release()  # one arena is enough
-        plan = Plan(known.program, known.recipe, known.hook)
-        plan.use_kernels(known.kernels)
+        plan = Plan(known.program, known.recipe, known.hook, kernels=known.kernels)
         plan.outcome = outcome
         return plan
 
@@ -113,7 +112,7 @@ def load(
     `loss` is only needed if it is a module with tensors of its own.  Raises PlanFileError, Stale.
     """
     plan: Plan = load_plan(path, model, optimizer, loss=loss, kind=Plan)
-    plan.use_kernels(update_kernels(plan.graph))
+    plan.use_kernels(kernels_for(plan.graph))
     return plan
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lowtide.capture import capture
-from lowtide.fusion.updates import update_kernels
+from lowtide.fusion.kernels import kernels_for
 from lowtide.run.plan import build_plan
 from lowtide.workload import Workload
 
@@ -30,7 +30,7 @@ def test_steps_with_a_changed_rate(name: str) -> None:
     loss = nn.CrossEntropyLoss()
     program = capture(Workload(ours, args=(x,), targets=(y,), loss=loss, optimizer=mine))
     plan = build_plan(program)
-    kernels = update_kernels(program.graph)
+    kernels = kernels_for(program.graph)
     assert kernels
     plan.use_kernels(kernels)
     before = plan.step_count

@@ -57,7 +57,10 @@ class OperatorFacts:
     sequence: allocator requests in order, ``(nbytes, j)``: j >= 0 becomes the storage of output j,
         j < 0 is ``temps[-1 - j]``.
     hidden_bytes: what the process's high-water mark shows beyond the allocator.
-    foreign_bytes: what other threads ask of the allocator meanwhile; it is never placed in an arena.
+    foreign_bytes: what is never placed in an arena: requests of other threads, results that are copied.
+    assumed: nobody looked; such an operator's requests are unknown, so they are never answered from an arena.
+    inplace: (output, input) pairs that may share memory, of a fused kernel; for other operators a table has
+        them (`lowtide.analysis.inplace`).
     """
 
     output_bytes: tuple[int, ...]
@@ -66,6 +69,8 @@ class OperatorFacts:
     sequence: tuple[tuple[int, int], ...] = ()
     hidden_bytes: int = 0
     foreign_bytes: int = 0
+    assumed: bool = False
+    inplace: tuple[tuple[int, int], ...] = ()
 
 
 Facts = Mapping[int, OperatorFacts]
@@ -121,8 +126,8 @@ def _assume(graph: Graph, node: Node) -> OperatorFacts:
     sizes = [0] * len(node.outputs)
     for storage, where in fresh_outputs(graph, node).items():
         sizes[where[0]] = graph.storages[storage].nbytes
-    sequence = tuple((nbytes, position) for position, nbytes in enumerate(sizes) if nbytes)
-    return OperatorFacts(tuple(sizes), sum(sizes) + _inside_bytes(graph, node), sequence=sequence)
+    transient_bytes = sum(sizes) + _inside_bytes(graph, node)
+    return OperatorFacts(tuple(sizes), transient_bytes, assumed=transient_bytes > 0)
 
 
 def _inside_bytes(graph: Graph, node: Node) -> int:

@@ -15,18 +15,22 @@ Invariants.  A donor has the output's shape, strides and element type, so that e
 equal addresses; it is never broadcast, never resident, never a result of the graph.  A node has one
 donor at most, since only nodes with a single output have any.
 
-Not done.  Operators with several outputs (the backward of a normalisation would be safe), fused kernels.
+Fused kernels say themselves which pairs are safe (`OperatorFacts.inplace`); `kernel_donors` asks the same of
+the windows.
+
+Not done.  Operators with several outputs (the backward of a normalisation would be safe).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import cast
 
 from lowtide.ir.graph import Graph, Node, Role, TensorMeta, Value
 from lowtide.ir.ops import Aten, Ref
 
-__all__ = ["INPLACE", "SCATTERS", "covers_storage", "donors"]
+__all__ = ["INPLACE", "SCATTERS", "covers_storage", "donors", "kernel_donors"]
 
 # fmt: off
 _POINTWISE = (
@@ -87,6 +91,31 @@ def donors(graph: Graph) -> dict[int, tuple[int, ...]]:
             if takes := tuple(storage for storage in same if storage in allowed):
                 found[node.id] = takes
     return found
+
+
+def kernel_donors(graph: Graph, node: Node, pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
+    """Storage of an output -> storages that it may take over if they die there, for a fused kernel.
+
+    `pairs` are the (output, input) positions that the kernel lets share memory.
+    """
+    private = _private(graph)
+    windows = [graph.values[value] for value in node.inputs]
+    found: dict[int, tuple[int, ...]] = {}
+    for position, source in pairs:
+        out = graph.values[node.outputs[position]]
+        same = _matching(graph, out, windows, private) if out.storage in private else ()
+        alone = sum(each.storage == windows[source].storage for each in windows) == 1
+        if alone and windows[source].storage in same:
+            found[out.storage] = (*found.get(out.storage, ()), windows[source].storage)
+    return found
+
+
+def _private(graph: Graph) -> frozenset[int]:
+    """`_private_storages`, indexed once per graph."""
+    found = graph.memo.get(_private_storages)
+    if found is None:
+        found = graph.memo[_private_storages] = _private_storages(graph)
+    return cast("frozenset[int]", found)
 
 
 def _overwritable(node: Node) -> tuple[int, ...]:

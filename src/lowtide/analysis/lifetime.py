@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from lowtide.analysis.facts import Facts, fresh_outputs
-from lowtide.analysis.inplace import INPLACE, donors
+from lowtide.analysis.inplace import INPLACE, donors, kernel_donors
 from lowtide.ir.graph import Graph, Role
 
 __all__ = ["INPLACE", "Buffer", "Kind", "lifetimes"]
@@ -93,18 +93,21 @@ def lifetimes(graph: Graph, order: Sequence[int], facts: Facts, inplace: bool = 
     draft_of: dict[int, _Draft] = {}
     for k, node in enumerate(order):
         made = 0
+        fact = facts.get(node)
+        pairs = fact.inplace if fact is not None and inplace else ()
+        own = kernel_donors(graph, graph.node[node], pairs) if pairs else {}
         for fresh in fresh_of.get(node, ()):
             nbytes = _true_bytes(fresh, node, facts)
             made += nbytes
             stop = len(order) if fresh.is_output else max([step[user] for user in fresh.users]) + 1
-            donor = _dying(donors_of.get(node, ()), k, nbytes, draft_of)
+            takes = own.get(fresh.storage, ()) if pairs else donors_of.get(node, ())
+            donor = _dying(takes, k, nbytes, draft_of)
             if donor is None:
                 donor = _Draft((), nbytes, k, stop, "output" if fresh.is_output else "value")
                 drafts.append(donor)
             donor.storages = (*donor.storages, fresh.storage)
             donor.stop = stop
             draft_of[fresh.storage] = donor
-        fact = facts.get(node)
         if fact is not None and fact.transient_bytes > made:
             drafts.append(_Draft((), fact.transient_bytes - made, k, k + 1, "workspace"))
     return tuple(

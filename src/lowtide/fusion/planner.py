@@ -18,7 +18,7 @@ Not done here: measuring instead of predicting, an exact mode.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -52,23 +52,29 @@ _HALVED = frozenset({"aten._scaled_dot_product_flash_attention_for_cpu.default"}
 
 @dataclass(frozen=True)
 class Limits:
-    """The constraint check: operators and buffers of one block.
+    """The constraint check: operators and buffers of one block, and how far apart they may be.
 
+    `reach` counts the operators from a block's first to its last in program order: what is done early lives
+    long, and what was recomputed late is not to be done early again.
     Lone operators whose generated kernel beats ATen's are blocks too: `singles`, and matrix products of at
     least `product` multiplications.
     """
 
     operators: int = 64
     buffers: int = 20
+    reach: int = 1 << 30
     product: float = 1e6
     singles: frozenset[str] = _SINGLES
 
 
 def plan_blocks(
-    graph: Graph, pricing: Pricing | None = None, limits: Limits | None = None
+    graph: Graph,
+    pricing: Pricing | None = None,
+    limits: Limits | None = None,
+    banned: Collection[int] = (),
 ) -> tuple[frozenset[int], ...]:
-    """Groups of node ids to fuse, in the order in which they were found."""
-    work = _Planner(graph, pricing or Pricing(), limits or Limits())
+    """Groups of node ids to fuse, none of them `banned`, in the order in which they were found."""
+    work = _Planner(graph, pricing or Pricing(), limits or Limits(), frozenset(banned))
     for chain in work.chains():
         work.explore(chain)
     for seed in work.seeds():
@@ -81,11 +87,14 @@ class _Planner:
     graph: Graph
     pricing: Pricing
     limits: Limits
+    banned: frozenset[int]
     blocks: list[frozenset[int]] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.types = _classified(self.graph)
+        self.types = {n: t for n, t in _classified(self.graph).items() if n not in self.banned}
+        computing = [node.id for node in self.graph.nodes if not self.graph.is_view(node)]
+        self.place = {number: place for place, number in enumerate(computing)}
         self.index = {node.id: k for k, node in enumerate(self.graph.nodes)}
         self.ancestors, self.descendants = _reach(self.graph, self.index)
         self.views = sum(1 << self.index[n.id] for n in self.graph.nodes if self.graph.is_view(n))
@@ -130,7 +139,7 @@ class _Planner:
 
     def explore(self, seed: frozenset[int]) -> None:
         """Grow one block from `seed` and close it; a chain that does not pay is left to the other seeds."""
-        if seed & self.taken or not self._acyclic(seed):
+        if seed & self.taken or not self._near(seed) or not self._acyclic(seed):
             return
         alone = self._seconds(seed)
         apart = [self._seconds(frozenset({each})) for each in seed]
@@ -146,7 +155,9 @@ class _Planner:
             while stack:
                 near = self._successors(stack.pop()) if forward else self._predecessors(stack.pop())
                 for other in near:
-                    if other in tried or other in self.taken or not self._acyclic(block.members | {other}):
+                    if other in tried or other in self.taken or not self._near(block.members | {other}):
+                        continue
+                    if not self._acyclic(block.members | {other}):
                         continue  # a path through what is still outside: tried again from there
                     tried.add(other)
                     if self._absorb(block, other, forward):
@@ -201,6 +212,10 @@ class _Planner:
         for member in members:
             bits |= 1 << self.index[member]
         return bits
+
+    def _near(self, members: frozenset[int]) -> bool:
+        places = [self.place[member] for member in members]
+        return max(places) - min(places) <= self.limits.reach
 
     def _acyclic(self, members: frozenset[int]) -> bool:
         """Whether no path leaves the members and comes back (views move inside: they do not count)."""

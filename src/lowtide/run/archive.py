@@ -48,7 +48,7 @@ __all__ = [
     "write_archive",
 ]
 
-FORMAT = 1
+FORMAT = 2
 
 _SIGN = "lowtide plan"
 

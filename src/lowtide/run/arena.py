@@ -37,7 +37,8 @@ from lowtide.run.allocator import Hook
 from lowtide.run.bindings import Bindings, Window, fresh_output
 from lowtide.run.calls import prepare_call
 from lowtide.run.layout import Layout, Location
-from lowtide.run.lower import Builder, Kernels, Scope, lower_graph, program_scope
+from lowtide.run.kernels import NO_KERNELS, Kernels
+from lowtide.run.lower import Builder, Scope, lower_graph, program_scope
 from lowtide.run.probe import FactsTree
 from lowtide.run.steps import Draft, Prepared, finish
 from lowtide.run.temps import align
@@ -52,7 +53,8 @@ _POISON = 0xFF
 class ArenaExecutor:
     """Runs `graph` in `order` with the storages where `layout` says.
 
-    `facts` are the arena facts of the program and its bodies; `hook` None copies what has no out= variant.
+    `facts` are the arena facts of the program and its bodies; `hook` None copies what has no out= variant;
+    fused nodes whose bodies have no facts run as `kernels`.
     Nothing is allocated before the first call of `run`.
     """
 
@@ -64,6 +66,8 @@ class ArenaExecutor:
         layout: Layout,
         hook: Hook | None,
         poison: bool = False,
+        *,
+        kernels: Kernels = NO_KERNELS,
     ) -> None:
         self.graph = graph
         self.order = tuple(order)
@@ -77,12 +81,7 @@ class ArenaExecutor:
         self._slot_metas = _slot_metas(graph, layout)
         self._bindings: Bindings | None = None
         self._prepared: Prepared | None = None
-        self._kernels: Kernels = {}
-
-    def use_kernels(self, kernels: Kernels) -> None:
-        """Run the update bodies in `kernels` compiled; prepares again."""
         self._kernels = kernels
-        self.release()
 
     def prepare(self) -> tuple[Bindings, Prepared]:
         """Allocate the arena and build the steps, the first time."""

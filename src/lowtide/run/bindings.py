@@ -14,6 +14,7 @@ autograd's version counters.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,7 @@ class Bindings:
         self._residents: dict[int, _Moving] = {}
         self._outputs: dict[int, _Moving] = {}
         self._numbers: dict[int, list[Slot]] = {}
+        self._arrays: dict[tuple[int, ...], Any] = {}
 
     def place(self, where: Window, container: Any, key: Any) -> None:
         """Fill the slot now, or whenever the tensor behind it is set."""
@@ -85,6 +87,14 @@ class Bindings:
         root = moving[where.location.index].tensor
         assert root is not None, "nothing is bound there between two calls"
         return self.derive(where, root)
+
+    def numbers(self, values: tuple[int, ...]) -> Any:
+        """A ctypes array that holds the host scalars `values` of each call; one for all who ask for these."""
+        if values not in self._arrays:
+            array = self._arrays[values] = (ctypes.c_double * max(len(values), 1))()
+            for position, value in enumerate(values):
+                self._numbers.setdefault(value, []).append((array, position))
+        return self._arrays[values]
 
     def set_numbers(self, numbers: Mapping[int, float]) -> None:
         """The host scalars of this call, by value id."""

@@ -26,7 +26,15 @@ from torch import Tensor
 from lowtide.ir.aten import resolve
 from lowtide.ir.ops import Arg, Aten, Ref
 
-__all__ = ["Call", "OutVariant", "from_first_element", "out_variant", "prepare_call", "prepare_out_call"]
+__all__ = [
+    "Call",
+    "OutVariant",
+    "from_first_element",
+    "out_variant",
+    "prepare_call",
+    "prepare_out_call",
+    "written_out",
+]
 
 _has_kernel: Callable[[str, str], bool] | None = getattr(
     torch._C, "_dispatch_has_kernel_for_dispatch_key", None
@@ -83,6 +91,11 @@ _WRITTEN_OUT: Mapping[str, Callable[..., Tensor]] = {
     "aten.diagonal_scatter.default": _diagonal_scatter,
     _AS_STRIDED_SCATTER: _as_strided_scatter,
 }
+
+
+def written_out(overload: str) -> bool:
+    """Whether its out= form is one of those here, which take no memory and leave outputs where they are."""
+    return overload in _WRITTEN_OUT
 
 
 def from_first_element(op: Aten, offset: int) -> Aten:

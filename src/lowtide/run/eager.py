@@ -9,7 +9,9 @@ the profiler measures is what `timeline` predicts from reference facts, to the b
 Invariant.  A storage is held from its producer to its last reader through any of its views, as in
 `lowtide.analysis.lifetime`.
 
-Not done.  Fused kernels and swap nodes: refused by name until they have a plain meaning here.
+A fused node runs its body, one operator after the other.
+
+Not done.  Swap nodes: refused by name until they have a plain meaning here.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def _run_node(node: Node, values: Mapping[int, Any]) -> tuple[Tensor, ...]:
     if isinstance(node.op, Aten):
         result = call(node.op, operands)
         return tensors_of(result) if node.outputs else ()
-    if isinstance(node.op, Fused) and node.op.kind == "update":
+    if isinstance(node.op, Fused):
         return tuple(_run_body(node.op.body, operands))
     if isinstance(node.op, Fission):
         return tuple(run_fission(node.op, operands, _run_body))

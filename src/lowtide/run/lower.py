@@ -14,7 +14,7 @@ are windows of the outer scope and whose temporaries lie in the node's workspace
 To add an operation kind: write `lower_kind(node, scope, builder)` and enter it in `LOWERINGS`; a loop over
 parts appends its steps part by part, each with windows on its slices.
 
-Not done.  Fused nodes that are no updates, swap: refused by name until their lowering is entered.
+Not done.  Swap: refused by name until its lowering is entered.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from lowtide.analysis.facts import OperatorFacts
+from lowtide.analysis.facts import OperatorFacts, workspace_bytes
 from lowtide.analysis.parts import deliveries
 from lowtide.ir.graph import Graph, Node, TensorMeta
 from lowtide.ir.ops import Aten, Fission, Fused, Op, Ref
 from lowtide.run.bindings import Bindings, Window
 from lowtide.run.calls import Call, from_first_element, out_variant, prepare_call, prepare_out_call
 from lowtide.run.fission_steps import PartPlan, lay_out_body, part_window, plan_part
+from lowtide.run.kernels import KernelCall, Kernels, fits, kernel_of, kernel_step
 from lowtide.run.layout import Layout, Location, lay_out
 from lowtide.run.probe import FactsTree, Path, variant_of
 from lowtide.run.steps import Draft
@@ -42,21 +42,7 @@ from lowtide.run.temps import plan_requests
 __all__ = ["LOWERINGS", "Builder", "KernelCall", "Kernels", "Scope", "lower_graph", "program_scope"]
 
 
-class KernelCall(Protocol):
-    """A compiled body: takes its inputs in order (tensors, numbers for host scalars), writes in place."""
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Scratch memory that a call needs."""
-
-    def __call__(self, *operands: Tensor | float, scratch: Tensor) -> None:
-        """Run once."""
-
-
-Kernels = Mapping[Graph, KernelCall]
-"""Compiled forms of update bodies."""
-
-_NO_FACTS = OperatorFacts((), 0)
+_NO_FACTS = OperatorFacts((), 0, assumed=True)
 
 
 @dataclass(frozen=True)
@@ -96,6 +82,20 @@ class Builder:
     def facts_of(self, scope: Scope, node: Node) -> OperatorFacts:
         """Facts of a node in its scope."""
         return self.facts.get(scope.path, {}).get(node.id, _NO_FACTS)
+
+    def workspace(self, scope: Scope, node: Node, nbytes: int) -> int:
+        """The arena offset of a node's workspace.
+
+        Raises ValueError if that is smaller than the `nbytes` that a body of the node needs: what came after
+        it in the arena would be overwritten.
+        """
+        room = workspace_bytes(scope.graph, node, self.facts.get(scope.path, {}))
+        if nbytes > room:
+            raise ValueError(
+                f"node {node.id} has {room} bytes of workspace, its body needs {nbytes}: "
+                "its facts do not belong to those of its body; probe them together"
+            )
+        return scope.workspaces.get(node.id, 0)
 
     def bind(self, call: Call, node: Node, scope: Scope) -> None:
         """Fill the operands of `call` with the node's inputs."""
@@ -185,34 +185,38 @@ def _slot(scope: Scope, value: int) -> tuple[int, int]:
 
 
 def lower_fused(node: Node, scope: Scope, builder: Builder) -> None:
-    """An update runs as one compiled kernel, or call by call with its temporaries in the node's workspace."""
+    """One compiled kernel; or call by call, with what is inside in the node's workspace."""
     assert isinstance(node.op, Fused)
-    if node.op.kind != "update":
-        raise NotImplementedError(f"node {node.id} (Fused {node.op.kind!r}) has no lowering")
     body = node.op.body
-    if body in builder.kernels and _lower_kernel(node, builder.kernels[body], scope, builder):
-        return
     path = (*scope.path, node.id)
+    kernel = kernel_of(node.op, builder.kernels)
+    if kernel is not None and path not in builder.facts:
+        _lower_kernel(node, kernel, scope, builder)
+        return
     order = [inner.id for inner in body.nodes]
     layout = lay_out(body, order, builder.facts.get(path, {}), body=True)
-    base = scope.workspaces.get(node.id, 0)
-    given = {mine: scope.window(outer) for mine, outer in zip(body.inputs, node.inputs, strict=True)}
-    inner = body_scope(body, path, layout, order, base, given, node.id)
+    base = builder.workspace(scope, node, layout.nbytes)
+    pairs = [
+        *zip(body.inputs, node.inputs, strict=True),
+        *zip(body.outputs, node.outputs, strict=True),
+    ]
+    given = {mine: scope.window(outer) for mine, outer in pairs}
+    owner = node.id if scope.owner is None else scope.owner
+    inner = body_scope(body, path, layout, order, base, given, owner)
     lower_graph(inner, order, builder, lambda step: None)
 
 
-def _lower_kernel(node: Node, kernel: KernelCall, scope: Scope, builder: Builder) -> bool:
-    """One call, its scratch in the node's workspace; False if that is too small."""
-    facts = builder.facts_of(scope, node)
-    if kernel.scratch_bytes > facts.transient_bytes - sum(facts.output_bytes):
-        return False
-    call = Call(kernel, Aten("lowtide.update.kernel", tuple(Ref(index) for index in range(len(node.inputs)))))
-    builder.bind(call, node, scope)
-    place = Location("arena", 0, scope.workspaces.get(node.id, 0))
-    meta = TensorMeta((kernel.scratch_bytes,), (1,), torch.uint8)
-    builder.bindings.place(Window(place, meta), call.kwargs, "scratch")
+def _lower_kernel(node: Node, kernel: KernelCall, scope: Scope, builder: Builder) -> None:
+    """One call, its scratch in the node's workspace."""
+    assert isinstance(node.op, Fused)
+    inputs, outputs = ([scope.window(value) for value in values] for values in (node.inputs, node.outputs))
+    if not fits(node.op.body, inputs, outputs):
+        raise ValueError(f"the operands of node {node.id} do not lie as its body says")
+    start = builder.workspace(scope, node, kernel.scratch_bytes)
+    place = Window(Location("arena", 0, start), TensorMeta((kernel.scratch_bytes,), (1,), torch.uint8))
+    scratch = builder.bindings.fixed(place).data_ptr() if kernel.scratch_bytes else 0
+    call = kernel_step(kernel, inputs, outputs, scratch, builder.bindings)
     builder.drafts.append(Draft(node.id if scope.owner is None else scope.owner, call))
-    return True
 
 
 def lower_fission(node: Node, scope: Scope, builder: Builder) -> None:
@@ -234,7 +238,7 @@ def lower_fission(node: Node, scope: Scope, builder: Builder) -> None:
         plan = plan_part(body, ways, targets, first=number == 0)
         owner = node.id if scope.owner is None else scope.owner
         order = [inner.id for inner in plan.graph.nodes]
-        base = scope.workspaces.get(node.id, 0)
+        base = builder.workspace(scope, node, layout.nbytes)
         inner = body_scope(plan.graph, path, layout, order, base, {**given, **plan.given}, owner)
         lower_graph(inner, order, builder, partial(_add_merges, plan, inner, builder))
 

@@ -17,27 +17,27 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lowtide.analysis.facts import Facts, OperatorFacts
+from lowtide.analysis.facts import Facts, OperatorFacts, workspace_bytes
 from lowtide.analysis.timeline import Timeline, timeline
 from lowtide.capture.program import Program
 from lowtide.capture.recording import named_tensors
 from lowtide.errors import UsageError
-from lowtide.ir.graph import Graph, Role
-from lowtide.ir.ops import Aten, Fused
+from lowtide.ir.graph import Graph, Node, Role
+from lowtide.ir.ops import Aten, Fission, Fused
 from lowtide.place.problem import Placement
 from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.arena import ArenaExecutor, Tap
 from lowtide.run.events import peak_bytes, record_with_profiler
 from lowtide.run.layout import Layout, lay_out
-from lowtide.run.lower import Kernels
-from lowtide.run.probe import FactsTree, probe, probe_tree, variant_of
+from lowtide.run.kernels import NO_KERNELS, KernelCall, Kernels, kernel_of
+from lowtide.run.probe import FactsTree, Path as FactsPath, probe, probe_tree, variant_of
 from lowtide.run.store import ProfileStore
 from lowtide.schedule.schedule import Schedule
 
@@ -84,14 +84,21 @@ class Plan:
     """
 
     def __init__(
-        self, program: Program, recipe: Recipe, hook: Hook | None = None, *, poison: bool = False
+        self,
+        program: Program,
+        recipe: Recipe,
+        hook: Hook | None = None,
+        *,
+        kernels: Kernels = NO_KERNELS,
+        poison: bool = False,
     ) -> None:
         self.program = program
         self.recipe = recipe
         self.hook = hook
-        self._executor = ArenaExecutor(recipe.graph, recipe.order, recipe.facts, recipe.layout, hook, poison)
+        self.kernels = kernels
+        self._poison = poison
         self._lock = threading.Lock()
-        self.kernels: Kernels = {}
+        self._executor = self._execute(recipe)
         self._updates = update_nodes(program, recipe.graph)
 
     # -- running --------------------------------------------------------------------------------------------
@@ -243,10 +250,27 @@ class Plan:
         save_plan(self, path)
 
     def use_kernels(self, kernels: Kernels) -> None:
-        """Run the update bodies in `kernels` compiled (`lowtide.fusion.updates`) from the next call on."""
+        """Run fused bodies as these kernels (`lowtide.fusion.kernels`) from the next call on, others unfused.
+
+        Where the recipe was laid out for other kernels, for none, or for another number of threads, the arena is
+        laid out anew; its size may change.
+        """
         with self._lock:
-            self._executor.use_kernels(kernels)
-        self.kernels = kernels
+            if not _suits(self.recipe, kernels):
+                self.recipe = _laid_out_again(self.recipe, kernels, self.hook)
+            self.kernels = kernels
+            self._executor = self._execute(self.recipe)
+
+    def _execute(self, recipe: Recipe) -> ArenaExecutor:
+        return ArenaExecutor(
+            recipe.graph,
+            recipe.order,
+            recipe.facts,
+            recipe.layout,
+            self.hook,
+            self._poison,
+            kernels=self.kernels,
+        )
 
     def release(self) -> None:
         """Give the arena back; the next call allocates it again."""
@@ -288,18 +312,23 @@ def build_plan(
     store: ProfileStore | None = None,
     poison: bool = False,
     device: str = HERE,
+    kernels: Kernels = NO_KERNELS,
 ) -> Plan:
     """A plan that runs `graph` (default: as captured) in `order` (default: program order).
 
     `placement` gives arena offsets by Buffer id of ``lifetimes(graph, order, facts[()], inplace=True)``;
     greedy if absent.  `facts` are probed if absent, and remembered in `store`.  `hook` defaults to the
     process's hook.  `poison` fills dead memory after each step: slow, for tests.
+    Fused nodes run as `kernels` where there is one, else call by call.
     A plan for another `device` needs `facts`, and is only for looking at.
     """
     graph = program.graph if graph is None else graph
     hook = hook or load_hook()
     steps = tuple(node.id for node in graph.nodes) if order is None else tuple(order)
-    tree = probe_tree(graph, "arena", store=store, hook=hook) if facts is None else facts
+    if facts is None:
+        tree: FactsTree = probe_tree(graph, "arena", store=store, hook=hook, kernels=kernels)
+    else:
+        tree = facts
     recipe = Recipe(
         graph=graph,
         order=steps,
@@ -310,7 +339,42 @@ def build_plan(
         moves=tuple(sorted((moves or {}).items())),
         device=device,
     )
-    return Plan(program, recipe, hook, poison=poison)
+    return Plan(program, recipe, hook, kernels=kernels, poison=poison)
+
+
+def _suits(recipe: Recipe, kernels: Kernels) -> bool:
+    """Whether every fused node has the room that it takes with these kernels."""
+
+    def suits(graph: Graph, path: FactsPath) -> bool:
+        facts = recipe.facts[path]
+        for node in graph.nodes:
+            inside = (*path, node.id)
+            if isinstance(node.op, Fused):
+                kernel = kernel_of(node.op, kernels)
+                if (kernel is None) != (inside in recipe.facts):
+                    return False
+                if kernel is not None and not _has_room(graph, node, facts, kernel):
+                    return False
+            elif isinstance(node.op, Fission):
+                bodies = enumerate(node.op.bodies)
+                if not all(suits(body, (*inside, number)) for number, body in bodies):
+                    return False
+        return True
+
+    return suits(recipe.graph, ())
+
+
+def _has_room(graph: Graph, node: Node, facts: Facts, kernel: KernelCall) -> bool:
+    scratch = kernel.scratch_bytes <= workspace_bytes(graph, node, facts)
+    return scratch and set(facts[node.id].inplace) <= set(kernel.inplace)
+
+
+def _laid_out_again(recipe: Recipe, kernels: Kernels, hook: Hook | None) -> Recipe:
+    """The recipe with facts and places as these kernels (and no others) need them."""
+    tree = probe_tree(recipe.graph, "arena", hook=hook, kernels=kernels)
+    layout = lay_out(recipe.graph, recipe.order, tree[()])
+    unplaced_bytes = _foreign_bytes(tree) if hook else recipe.unplaced_bytes
+    return replace(recipe, facts=tree, layout=layout, unplaced_bytes=unplaced_bytes)
 
 
 def _bookkeeping_bytes(program: Program) -> int:

@@ -12,13 +12,15 @@ for memory that the allocator does not see.
   reference   the call as the reference executor makes it: everything comes from the allocator;
   arena       as the arena executor makes it: results in place (out= variant) or served by the hook,
               temporaries packed into a workspace of the arena.  `variant_of` reads from the facts
-              which of the two it is, so that executor and probe cannot disagree.
+              which of the two it is, so that executor and probe cannot disagree;
+  assumed     nothing runs: what the graph implies, for a device that is not here.
 
-Updates and Fissions follow from their bodies.  The random generator is left as it was.
+Fused nodes follow from their kernels, or like Fissions from their bodies.  The random generator is left as it was.
 
 Invariant.  Never more than one node's operands and results exist.
 Not done.  Swap nodes (assumed from the graph); operators that fail on made-up operands are
-assumed too, with a warning.
+assumed too, with a warning.  The arena executor lets an operator whose facts are assumed allocate where it
+likes, and copies: neither its requests nor whether its out= form keeps the outputs is known.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ from lowtide.ir.aten import tensors_of
 from lowtide.ir.graph import Graph, Node, TensorMeta
 from lowtide.ir.ops import Aten, Fission, Fused
 from lowtide.run.allocator import Hook, load_hook
-from lowtide.run.calls import Call, out_variant, prepare_call, prepare_out_call
+from lowtide.run.calls import Call, out_variant, prepare_call, prepare_out_call, written_out
 from lowtide.run.events import Block, Log, blocks_of, peak_bytes, record_with_hook, record_with_profiler
+from lowtide.run.kernels import NO_KERNELS, Kernels, kernel_of
 from lowtide.run.layout import lay_out
 from lowtide.run.operands import make_operands, window
 from lowtide.run.resident import NOISE_BYTES, high_water
@@ -63,10 +66,10 @@ __all__ = [
 
 Path = tuple[int, ...]
 FactsTree = Mapping[Path, Facts]
-"""Facts of the program under (), of the body of update n under (n,), of body b of Fission n under (n, b), and
-so on inwards."""
+"""Facts of the program under (), of the body of fused node n under (n,), of body b of Fission n under (n, b),
+and so on inwards.  A fused node whose body has none runs as a compiled kernel."""
 
-How = Literal["reference", "arena"]
+How = Literal["reference", "arena", "assumed"]
 Variant = Literal["out", "served", "copied"]
 
 _HELD = 1 << 30  # the release of a result that is copied: after every event of the operator
@@ -74,6 +77,10 @@ _HELD = 1 << 30  # the release of a result that is copied: after every event of 
 
 def variant_of(op: Aten, facts: OperatorFacts) -> Variant:
     """How the arena executor runs `op`: into given outputs, served by the hook, or copied into place."""
+    if written_out(op.overload):
+        return "out"
+    if facts.assumed:
+        return "copied"
     if any(target >= 0 for _, target in facts.sequence):
         return "served"
     copied = any(temp.stop == _HELD for temp in facts.temps)
@@ -81,21 +88,32 @@ def variant_of(op: Aten, facts: OperatorFacts) -> Variant:
 
 
 def probe(
-    graph: Graph, how: How = "reference", *, store: ProfileStore | None = None, hook: Hook | None = None
+    graph: Graph,
+    how: How = "reference",
+    *,
+    store: ProfileStore | None = None,
+    hook: Hook | None = None,
+    kernels: Kernels = NO_KERNELS,
 ) -> dict[int, OperatorFacts]:
     """Facts of every node of `graph`; measured once per node key, threads, PyTorch version, processor.
 
-    `store` defaults to the user's cache and `hook` to the process's hook.
+    `store` defaults to the user's cache and `hook` to the process's hook.  Fused nodes run as `kernels` where
+    there is one (arena only), else call by call.
     """
-    prober = _Prober(how, store or ProfileStore.default(), hook or load_hook())
+    prober = _Prober(how, store or ProfileStore.default(), hook or load_hook(), kernels)
     return prober.facts_of(graph)
 
 
 def probe_tree(
-    graph: Graph, how: How = "arena", *, store: ProfileStore | None = None, hook: Hook | None = None
+    graph: Graph,
+    how: How = "arena",
+    *,
+    store: ProfileStore | None = None,
+    hook: Hook | None = None,
+    kernels: Kernels = NO_KERNELS,
 ) -> dict[Path, Facts]:
-    """`probe` of the graph and of every body in it."""
-    prober = _Prober(how, store or ProfileStore.default(), hook or load_hook())
+    """`probe` of the graph and of every body in it; a body that runs as a kernel has no facts of its own."""
+    prober = _Prober(how, store or ProfileStore.default(), hook or load_hook(), kernels)
     found: dict[Path, Facts] = {}
     _probe_into(found, prober, graph, ())
     return found
@@ -104,8 +122,9 @@ def probe_tree(
 def _probe_into(found: dict[Path, Facts], prober: _Prober, graph: Graph, path: Path) -> None:
     found[path] = prober.facts_of(graph)
     for node in graph.nodes:
-        if isinstance(node.op, Fused) and node.op.kind == "update":
-            _probe_into(found, prober, node.op.body, (*path, node.id))
+        if isinstance(node.op, Fused):
+            if kernel_of(node.op, prober.kernels) is None:
+                _probe_into(found, prober, node.op.body, (*path, node.id))
         elif isinstance(node.op, Fission):
             for number, body in enumerate(node.op.bodies):
                 _probe_into(found, prober, body, (*path, node.id, number))
@@ -116,18 +135,22 @@ class _Prober:
     how: How
     store: ProfileStore
     hook: Hook | None
+    kernels: Kernels
 
     def facts_of(self, graph: Graph) -> dict[int, OperatorFacts]:
         assumed = assumed_facts(graph)
         return {node.id: self._facts(graph, node, assumed[node.id]) for node in graph.nodes}
 
     def _facts(self, graph: Graph, node: Node, assumed: OperatorFacts) -> OperatorFacts:
-        if isinstance(node.op, Fused) and node.op.kind == "update":
-            return replace(assumed, transient_bytes=sum(assumed.output_bytes) + self._inside(node.op.body))
+        if isinstance(node.op, Fused):
+            kernel = kernel_of(node.op, self.kernels) if self.how != "reference" else None
+            if kernel is None:
+                return self._around(assumed, self._inside(node.op.body))
+            return replace(self._around(assumed, align(kernel.scratch_bytes)), inplace=kernel.inplace)
         if isinstance(node.op, Fission):
             inside = max(map(self._inside, self._bodies(graph, node, node.op)), default=0)
-            return replace(assumed, transient_bytes=sum(assumed.output_bytes) + inside)
-        if not isinstance(node.op, Aten) or graph.is_view(node):
+            return self._around(assumed, inside)
+        if self.how == "assumed" or not isinstance(node.op, Aten) or graph.is_view(node):
             return assumed
         key = machine_key("facts", self.how, str(self.hook is not None), node_key(graph, node))
         known = self._known(key)
@@ -135,9 +158,15 @@ class _Prober:
             return known
         measured = self._measure(graph, node)
         if measured is None:
-            return assumed
+            outside_bytes = sum(assumed.output_bytes) if self.how == "arena" else 0
+            return replace(assumed, foreign_bytes=outside_bytes)
         self.store.write(key, print_facts(measured))
         return measured
+
+    def _around(self, assumed: OperatorFacts, inside_bytes: int) -> OperatorFacts:
+        """Facts of a node that holds `inside_bytes` of its bodies beside its outputs."""
+        transient_bytes = sum(assumed.output_bytes) + inside_bytes
+        return replace(assumed, transient_bytes=transient_bytes, assumed=self.how == "assumed")
 
     def _known(self, key: str) -> OperatorFacts | None:
         """What the store has; a text of another kind is nothing."""
@@ -157,9 +186,9 @@ class _Prober:
         """Bytes that a body holds at once beside its inputs."""
         facts = self.facts_of(body)
         order = [node.id for node in body.nodes]
-        if self.how == "arena":
-            return lay_out(body, order, facts, body=True).nbytes
-        return timeline(body, order, facts).peak_above_bytes
+        if self.how == "reference":
+            return timeline(body, order, facts).peak_above_bytes
+        return lay_out(body, order, facts, body=True).nbytes
 
     def _measure(self, graph: Graph, node: Node) -> OperatorFacts | None:
         assert isinstance(node.op, Aten)
@@ -330,13 +359,14 @@ def _temp_of(block: Block) -> Temp:
 def print_facts(facts: OperatorFacts) -> str:
     """Facts as text, for the profile store and saved plans."""
     temps = [[temp.nbytes, temp.start, temp.stop] for temp in facts.temps]
-    beside = [facts.hidden_bytes, facts.foreign_bytes]
+    beside = [facts.hidden_bytes, facts.foreign_bytes, facts.assumed, facts.inplace]
     return json.dumps([facts.output_bytes, facts.transient_bytes, temps, facts.sequence, *beside])
 
 
 def parse_facts(text: str) -> OperatorFacts:
     """The inverse of `print_facts`; raises ValueError or TypeError for another text."""
-    outputs, transient_bytes, temps, sequence, hidden_bytes, foreign_bytes = json.loads(text)
+    outputs, transient_bytes, temps, sequence, hidden_bytes, foreign_bytes, *rest = json.loads(text)
+    assumed, inplace = rest
     return OperatorFacts(
         output_bytes=tuple(outputs),
         transient_bytes=transient_bytes,
@@ -344,4 +374,6 @@ def parse_facts(text: str) -> OperatorFacts:
         sequence=tuple((nbytes, target) for nbytes, target in sequence),
         hidden_bytes=hidden_bytes,
         foreign_bytes=foreign_bytes,
+        assumed=assumed,
+        inplace=tuple((output, source) for output, source in inplace),
     )

@@ -112,8 +112,13 @@ def _first_gap(busy: Sequence[tuple[int, int]], nbytes: int) -> int:
 def plan_requests(
     op: Aten, facts: OperatorFacts, workspace: int, outputs: Sequence[tuple[int, int]]
 ) -> tuple[Request, ...]:
-    """The requests of one call: `workspace` is an arena offset, `outputs` the outputs' (slot, offset)."""
+    """The requests of one call: `workspace` is an arena offset, `outputs` the outputs' (slot, offset).
+
+    None where the facts leave no room for the temporaries: they were measured without a hook.
+    """
     packing = pack_temps(op, facts)
+    if packing.nbytes > facts.transient_bytes - sum(facts.output_bytes):
+        return ()
     planned: list[Request] = []
     for nbytes, target in facts.sequence:
         region, inside = (target, 0) if target >= 0 else packing.places[-1 - target]

@@ -27,6 +27,7 @@ from lowtide.ir.graph import Graph, Node, Role, Storage
 from lowtide.ir.ops import Aten, Fused
 from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.arena import ArenaExecutor
+from lowtide.run.kernels import NO_KERNELS, Kernels, kernel_of
 from lowtide.run.layout import lay_out
 from lowtide.run.operands import make_operands
 from lowtide.run.probe import probe_tree
@@ -47,13 +48,15 @@ def time_nodes(
     seconds: float = 60.0,
     store: ProfileStore | None = None,
     hook: Hook | None = None,
+    kernels: Kernels = NO_KERNELS,
 ) -> dict[int, float]:
     """Seconds by node id; views and host numbers take none.
 
-    Nodes that are not known yet are measured within about `seconds`; once these are over, the rest gets one
+    Fused nodes run as `kernels` where there is one.  Nodes that are not known yet are measured within about `seconds`; once these are over, the rest gets one
     run each.
     """
-    timer = _Timer(store or ProfileStore.default(), hook or load_hook(), time.perf_counter() + seconds)
+    stop = time.perf_counter() + seconds
+    timer = _Timer(store or ProfileStore.default(), hook or load_hook(), stop, kernels)
     return {node.id: timer.seconds_of(graph, node) for node in graph.nodes}
 
 
@@ -88,11 +91,14 @@ class _Timer:
     store: ProfileStore
     hook: Hook | None
     stop: float
+    kernels: Kernels
 
     def seconds_of(self, graph: Graph, node: Node) -> float:
         if graph.is_view(node) or not isinstance(node.op, Aten | Fused):
             return 0.0
-        key = machine_key("seconds", str(self.hook is not None), node_key(graph, node))
+        kernel = kernel_of(node.op, self.kernels)
+        code = "" if kernel is None else kernel.key
+        key = machine_key("seconds", str(self.hook is not None), node_key(graph, node), code)
         known = self.store.read(key)
         if known is not None:
             return float(known)
@@ -104,8 +110,9 @@ class _Timer:
         return measured
 
     def _measure(self, graph: Graph, node: Node) -> float:
-        tree = probe_tree(graph, "arena", store=self.store, hook=self.hook)
-        executor = ArenaExecutor(graph, [node.id], tree, lay_out(graph, [node.id], tree[()]), self.hook)
+        tree = probe_tree(graph, "arena", store=self.store, hook=self.hook, kernels=self.kernels)
+        layout = lay_out(graph, [node.id], tree[()])
+        executor = ArenaExecutor(graph, [node.id], tree, layout, self.hook, kernels=self.kernels)
         operands = dict(zip(node.inputs, make_operands(graph, node), strict=True))
         scalars = {value: operand for value, operand in operands.items() if isinstance(operand, float)}
         tensors = {value: operand for value, operand in operands.items() if value not in scalars}

@@ -20,7 +20,7 @@ import torch
 from lowtide.capture import Program, capture
 from lowtide.cost.devices import device_named
 from lowtide.errors import UsageError
-from lowtide.fusion.updates import update_kernels
+from lowtide.fusion.kernels import kernels_for
 from lowtide.run.measure import measure_eager
 from lowtide.search.estimator import Estimator
 from lowtide.search.explorer import Explorer, Goal, Spot
@@ -154,7 +154,7 @@ def _setting(
     graph = take_apart(program.graph).graph
     estimator.costs(graph)  # now, so that the search does not spend its time on measuring
     floor = floor_of(graph, estimator.facts(graph))
-    kernels = update_kernels(graph) if fuse else {}
+    kernels = kernels_for(graph) if fuse else {}
     return Setting(program, graph, estimator, eager, floor, seed, kernels)
 
 

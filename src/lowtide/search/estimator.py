@@ -23,6 +23,7 @@ from lowtide.cost.devices import Device
 from lowtide.cost.profiled import profiled_costs
 from lowtide.cost.roofline import roofline_costs
 from lowtide.ir import Fission, Fused, Graph
+from lowtide.run.kernels import Kernels
 from lowtide.run.probe import FactsTree, Path, probe
 from lowtide.run.store import ProfileStore
 
@@ -31,25 +32,35 @@ __all__ = ["Estimator", "assumed_tree"]
 
 @dataclass
 class Estimator:
-    """Facts and seconds by node id; `device` None means: measure on this machine."""
+    """Facts and seconds by node id; `device` None means: measure on this machine.
+
+    Fused nodes are judged as `kernels` where there is one, so these come first.
+    """
 
     device: Device | None = None
     store: ProfileStore = field(default_factory=ProfileStore.default)
+    kernels: Kernels = field(default_factory=dict)
 
     def facts(self, graph: Graph) -> Facts:
         """What each node allocates as the arena executor runs it; kept with the graph."""
         found = graph.memo.get(("facts", id(self)))
         if found is None:
-            found = _assumed(graph) if self.device else probe(graph, "arena", store=self.store)
+            found = _assumed(graph) if self.device else self._probe(graph)
             graph.memo[("facts", id(self))] = found
         return found  # type: ignore[return-value]
+
+    def _probe(self, graph: Graph) -> Facts:
+        return probe(graph, "arena", store=self.store, kernels=self.kernels)
+
+    def _profile(self, graph: Graph) -> Mapping[int, float]:
+        return profiled_costs(graph, self.store, self.kernels)
 
     def costs(self, graph: Graph) -> Mapping[int, float]:
         """Seconds of each node; kept with the graph."""
         found = graph.memo.get(("costs", id(self)))
         if found is None:
             measured = not self.device
-            found = profiled_costs(graph, self.store) if measured else roofline_costs(graph, self.device)  # type: ignore[arg-type]
+            found = self._profile(graph) if measured else roofline_costs(graph, self.device)  # type: ignore[arg-type]
             graph.memo[("costs", id(self))] = found
         return found  # type: ignore[return-value]
 

@@ -6,7 +6,7 @@ Not done here: applying them (`bases.realise_base`).
 from __future__ import annotations
 
 from lowtide.ir import Fission, Fused
-from lowtide.run.lower import Kernels
+from lowtide.run.kernels import Kernels, kernel_of
 from lowtide.search.explorer import Spot
 from lowtide.search.levels import Level
 from lowtide.search.outcome import Move
@@ -20,7 +20,7 @@ def moves_of(spot: Spot, kernels: Kernels) -> tuple[Move, ...]:
     if spot.base.inner is not None:
         moves += _remats(spot.base.inner, spot.point.inner)
     for node in spot.base.outer.graph.nodes:
-        if isinstance(node.op, Fused) and node.op.body in kernels:
+        if isinstance(node.op, Fused) and kernel_of(node.op, kernels):
             moves.append(Move("fuse", node.origin.module or node.origin.phase, node.origin.source))
     return tuple(moves)
 

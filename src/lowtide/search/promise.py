@@ -25,7 +25,7 @@ from lowtide.errors import Infeasible
 from lowtide.ir import Graph
 from lowtide.place import Placement, place
 from lowtide.run.layout import placement_problem
-from lowtide.run.lower import Kernels
+from lowtide.run.kernels import Kernels
 from lowtide.run.measure import LatencyPairs, Measurement, measure_pairs, measure_plan
 from lowtide.run.plan import Plan, build_plan
 from lowtide.run.verify import Verdict, verify

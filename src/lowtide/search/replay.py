@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lowtide.errors import LowtideError, UsageError
-from lowtide.fusion.updates import update_kernels
+from lowtide.fusion.kernels import kernels_for
 from lowtide.run.measure import measure_eager, measure_pairs, measure_plan, plan_step
 from lowtide.run.plan import Plan
 from lowtide.run.saved import load_for
@@ -30,7 +30,7 @@ def run_saved(path: Path, workload: Workload, *, steps: int = 1, trace: Path | N
     if trace is not None:
         raise UsageError("--trace is not part of this version yet", remedy="leave it out")
     plan: Plan = load_for(path, workload, Plan)
-    plan.use_kernels(update_kernels(plan.graph))
+    plan.use_kernels(kernels_for(plan.graph))
     verdict = verify(plan.program, plan)
     if not verdict.passed:
         raise LowtideError(f"the plan in {path} does not give eager's numbers: {verdict.explain()}")

@@ -26,7 +26,7 @@ import torch
 
 from lowtide.errors import LowtideError
 
-__all__ = ["CompileError", "compile_source", "find_compiler", "load_library"]
+__all__ = ["CompileError", "cache_folder", "compile_source", "digest_of", "find_compiler", "load_library"]
 
 FLAGS = (
     "-O3",
@@ -83,6 +83,13 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("lowtide")) / "kernels"
 
 
+def digest_of(*texts: str) -> str:
+    """A name for what the compiler of this machine makes of `texts`."""
+    compiler = find_compiler() or ""
+    parts = (*texts, *FLAGS, compiler, _version(compiler) if compiler else "", _processor(), torch.__version__)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
 def compile_source(source: str, uses_torch: bool) -> Path:
     """The shared library of `source`, compiled unless it is on disk; raises CompileError.
 
@@ -92,9 +99,7 @@ def compile_source(source: str, uses_torch: bool) -> Path:
     if compiler is None:
         raise CompileError("no C++ compiler was found: install g++ or set CXX")
     flags = FLAGS + (_torch_flags() if uses_torch else ())
-    parts = (source, *FLAGS, str(uses_torch), compiler, _version(compiler), _processor(), torch.__version__)
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    target = cache_folder() / f"{digest}.so"
+    target = cache_folder() / f"{digest_of(source, str(uses_torch))}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         _compile(compiler, source, flags, target)

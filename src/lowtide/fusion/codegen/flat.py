@@ -160,12 +160,13 @@ class Flat(Loops):
         """Blocks of a flat loop, cut at eager's square root: values before it wait in scratch."""
         writer = self.writer
         writer.uses_torch = True
-        writer.open(f"for (int64_t base = span.lo; base < span.hi; base += {SQRT_BLOCK})")
-        writer.line(f"const int64_t stop = base + {SQRT_BLOCK} < span.hi ? base + {SQRT_BLOCK} : span.hi;")
+        block = min(SQRT_BLOCK, self.stage.cols)
+        writer.open(f"for (int64_t base = span.lo; base < span.hi; base += {block})")
+        writer.line(f"const int64_t stop = base + {block} < span.hi ? base + {block} : span.hi;")
         for node in [n for n in walk(*roots) if n.op == "torch_sqrt"]:
             kind = compute_type(node.dtype)
             array = writer.fresh("q")
-            writer.line(f"{kind}* const {array} = ({kind}*)(own + {writer.own(SQRT_BLOCK * 8)});")
+            writer.line(f"{kind}* const {array} = ({kind}*)(own + {writer.own(block * node.dtype.itemsize)});")
             self._block_loop(
                 var,
                 [node.args[0]],

@@ -158,30 +158,36 @@ def _updates(body: Graph) -> bool:
     return any(node.writes for node in body.nodes)
 
 
-def emit_source(bodies: Sequence[Graph]) -> tuple[str, list[Source], list[str]]:
+def emit_source(bodies: Sequence[Graph], keep: bool = False) -> tuple[str, list[Source], list[str]]:
     """(one translation unit, source of each body, name of each body's function)."""
     names: dict[str, str] = {}
     parts, sources, functions = [], [], []
     for body in bodies:
-        source = emit_kernel("KERNEL", lower(body, exact_sqrt=_updates(body)))
+        source = emit_kernel("KERNEL", lower(body, exact_sqrt=_updates(body), keep=keep))
         if source.text not in names:
             names[source.text] = f"lt_k{len(names)}"
             parts.append(source.text.replace("KERNEL", names[source.text]))
         sources.append(source)
         functions.append(names[source.text])
-    head = preamble(any(s.uses_torch for s in sources), any(s.uses_brgemm for s in sources))
+    head = preamble(
+        any(s.uses_torch for s in sources),
+        any(s.uses_brgemm for s in sources),
+        any(s.uses_windows for s in sources),
+    )
     return "\n".join([head, *parts, ""]), sources, functions
 
 
-def compile_bodies(bodies: Sequence[Graph]) -> KernelLibrary | None:
+def compile_bodies(bodies: Sequence[Graph], keep: bool = False) -> KernelLibrary | None:
     """Kernels for `bodies`; None, with a `NoCompilerWarning`, where nothing can be compiled.
 
+    `keep`: the caller keeps what kernels prepare from constants (`Signature.prepared_bytes`); convolutions
+    have kernels only then.
     Raises Unfusable if a body holds something that has no kernel (the planner's `can_fuse` avoids these).
     """
     if find_compiler() is None:
         warnings.warn("no C++ compiler (g++ or $CXX): plans run unfused", NoCompilerWarning, stacklevel=2)
         return None
-    text, sources, names = emit_source(bodies)
+    text, sources, names = emit_source(bodies, keep)
     try:
         functions = functions_of(sources)
     except CompileError as error:
@@ -195,10 +201,10 @@ def compile_bodies(bodies: Sequence[Graph]) -> KernelLibrary | None:
     return KernelLibrary(tuple(kernels), text)
 
 
-def check(body: Graph) -> str | None:
+def check(body: Graph, keep: bool = False) -> str | None:
     """Why `body` has no kernel; None if it has one."""
     try:
-        emit_kernel("KERNEL", lower(body, exact_sqrt=_updates(body)))
+        emit_kernel("KERNEL", lower(body, exact_sqrt=_updates(body), keep=keep))
     except Unfusable as error:
         return str(error)
     return None

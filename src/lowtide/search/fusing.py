@@ -1,0 +1,201 @@
+"""Fusion of a plan's graph: groups that were measured to pay, at every level of nesting.
+
+Problem.  Fusing is decided last, on the graph as it will run: what is recomputed belongs into its readers,
+what is inside a region stays inside.  The planner predicts; a kernel that is slower than the operators it
+replaces must not be in a plan.
+
+Method.  The planner proposes groups for the graph and for each body in it.  All kernels that nobody has made
+are compiled together, every distinct one is timed once beside its operators (`Estimator`), and a group that
+loses is given up: first its matrix products (the library's may be better), then, if the rest loses too, the
+group.  What lost is remembered by content, for the other layers and the next graph.
+
+Invariants.  No group crosses the border of a region or of a phase far away (`REACH`).  Values that parts
+of a region add up in place are made by operators of their own, as before.
+
+Not done here: which storages are recomputed, which regions are split (`bases`); whether the whole plan is
+faster when run (`promise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from lowtide.analysis.key import graph_key, node_key
+from lowtide.analysis.parts import deliveries, terms_of
+from lowtide.analysis.timeline import timeline
+from lowtide.fusion.kernels import Foundry
+from lowtide.fusion.planner import Limits, plan_blocks
+from lowtide.fusion.profit import Pricing
+from lowtide.ir import Fission, Fused, Graph, Node
+from lowtide.ir.extract import extract
+from lowtide.run.kernels import KernelCall
+from lowtide.schedule.heuristics import best_schedule
+from lowtide.search.estimator import Estimator
+from lowtide.search.levels import Realised, reordered
+from lowtide.transforms import fuse
+
+__all__ = ["REACH", "Fuser"]
+
+REACH = 16
+"""Operators between the first and the last of a group in the order of the plan."""
+
+ROUNDS = 3
+"""Proposals per graph: after the last, groups that lose are left out."""
+
+GAIN = 0.98
+"""A group has to take at most this share of its operators' time."""
+
+_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("addmm", "baddbmm", "bmm", "convolution", "mm"))
+
+
+@dataclass
+class Fuser:
+    """Fuses realised graphs; `kernels` grows with what was compiled, and is the estimator's own."""
+
+    estimator: Estimator
+    kernels: dict[str, KernelCall]
+    foundry: Foundry = field(default_factory=Foundry)
+    pricing: Pricing = field(default_factory=Pricing)
+    lost_products: set[str] = field(default_factory=set)
+    lost_groups: set[str] = field(default_factory=set)
+
+    def fuse(self, realised: Realised) -> Realised | None:
+        """The same step with groups as kernels, in its best order; None if there is nothing to fuse."""
+        graph = reordered(realised.graph, realised.order)
+        for _ in range(ROUNDS):
+            if not self._judge(graph):
+                break
+        fused = self._fused(graph, ())
+        if fused is graph:
+            return None
+        self._compile(fused)
+        return self._scheduled(fused)
+
+    def _judge(self, graph: Graph) -> bool:
+        """Measure the groups that are proposed now; whether any was given up."""
+        fused = self._fused(graph, ())
+        self._compile(fused)
+        before = len(self.lost_products), len(self.lost_groups)
+        for plain, now in _levels(graph, fused):
+            self._give_up_losers(plain, now)
+        return before != (len(self.lost_products), len(self.lost_groups))
+
+    def _give_up_losers(self, plain: Graph, now: Graph) -> None:
+        apart, together = self.estimator.costs(plain), self.estimator.costs(now)
+        for node in now.nodes:
+            if not isinstance(node.op, Fused) or node.op.kind != "kernel" or node.id in plain.node:
+                continue
+            members = [plain.node[inner.id] for inner in node.op.body.nodes]
+            before = sum(apart.get(member.id, 0.0) for member in members)
+            if graph_key(node.op.body) in self.kernels and together[node.id] <= GAIN * before:
+                continue
+            products = [m for m in members if not plain.is_view(m) and _is_product(m)]
+            computing = sum(not plain.is_view(member) for member in members)
+            if products and computing > 1:
+                self.lost_products.update(node_key(plain, product) for product in products)
+            else:
+                self.lost_groups.add(graph_key(node.op.body))
+
+    def _compile(self, graph: Graph) -> None:
+        self.kernels.update(self.foundry.kernels(graph))
+
+    def _fused(self, graph: Graph, banned: tuple[int, ...]) -> Graph:
+        """`graph` with the groups of this moment, inside and outside; the same object if there are none."""
+        nodes = tuple(self._inside(graph, node) for node in graph.nodes)
+        if any(one is not other for one, other in zip(nodes, graph.nodes, strict=True)):
+            graph = replace(graph, nodes=nodes)
+        kept = {*banned, *(node.id for node in graph.nodes if self._lost(graph, node))}
+        blocks = plan_blocks(graph, self.pricing, Limits(reach=REACH), kept)
+        groups = tuple(b for b in blocks if graph_key(extract(graph, b).body) not in self.lost_groups)
+        return fuse.apply(graph, fuse.FuseCandidate(groups)).graph if groups else graph
+
+    def _lost(self, graph: Graph, node: Node) -> bool:
+        return _is_product(node) and node_key(graph, node) in self.lost_products
+
+    def _inside(self, graph: Graph, node: Node) -> Node:
+        """A region with its bodies fused."""
+        if not isinstance(node.op, Fission):
+            return node
+        kept = _delivered(graph, node)
+        bodies = tuple(self._fused(body, banned) for body, banned in zip(node.op.bodies, kept, strict=True))
+        if all(one is other for one, other in zip(bodies, node.op.bodies, strict=True)):
+            return node
+        return replace(node, op=replace(node.op, bodies=bodies))
+
+    def _scheduled(self, graph: Graph) -> Realised:
+        graph = self._bodies_scheduled(graph)
+        facts, costs = self.estimator.facts(graph), self.estimator.costs(graph)
+        orders = [
+            tuple(node.id for node in graph.nodes),
+            tuple(best_schedule(graph, facts, inplace=True).order),
+        ]
+        curves = [timeline(graph, order, facts, inplace=True) for order in orders]
+        best = min(range(len(orders)), key=lambda index: curves[index].peak_above_bytes)
+        seconds = sum(costs.get(node.id, 0.0) for node in graph.nodes)
+        return Realised(graph, orders[best], curves[best], seconds)
+
+    def _bodies_scheduled(self, graph: Graph) -> Graph:
+        def scheduled(node: Node) -> Node:
+            if not isinstance(node.op, Fission):
+                return node
+            bodies = tuple(self._bodies_scheduled(body) for body in node.op.bodies)
+            ordered = tuple(
+                reordered(body, best_schedule(body, self.estimator.facts(body), inplace=True).order)
+                for body in bodies
+            )
+            return replace(node, op=replace(node.op, bodies=ordered))
+
+        return replace(graph, nodes=tuple(scheduled(node) for node in graph.nodes))
+
+
+def _is_product(node: Node) -> bool:
+    return getattr(node.op, "overload", "") in _PRODUCTS
+
+
+def _levels(plain: Graph, now: Graph) -> Iterator[tuple[Graph, Graph]]:
+    """The graph, and each body in it, before and after fusing."""
+    yield plain, now
+    for node in plain.nodes:
+        if isinstance(node.op, Fission):
+            other = now.node[node.id].op
+            assert isinstance(other, Fission)
+            for one, two in zip(node.op.bodies, other.bodies, strict=True):
+                yield from _levels(one, two)
+
+
+def _delivered(graph: Graph, node: Node) -> list[tuple[int, ...]]:
+    """Per body, the nodes whose results are accumulated in place, or are sums that vanish."""
+    assert isinstance(node.op, Fission)
+    ways = deliveries(graph, node)
+    found = []
+    for body in node.op.bodies:
+        kept: set[int] = set()
+        for value, way in zip(body.outputs, ways, strict=True):
+            if way in ("accumulate", "terms"):
+                kept.update(_makers(body, value))
+        found.append(tuple(sorted(kept)))
+    return found
+
+
+def _makers(body: Graph, value: int) -> Iterator[int]:
+    """The producer of a sum, of its terms, and of the sums between."""
+    if value not in body.producer:
+        return
+    yield body.producer[value]
+    if terms_of(body, value) != (value,):
+        for each in body.node[body.producer[value]].inputs:
+            yield from _makers(body, each)
+
+
+def group_counts(graph: Graph) -> Mapping[str, int]:
+    """How many kernels a graph runs, by kind, those inside regions counted once per body."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, Fused):
+            found[node.op.kind] = found.get(node.op.kind, 0) + 1
+        elif isinstance(node.op, Fission):
+            for body in node.op.bodies:
+                for kind, count in group_counts(body).items():
+                    found[kind] = found.get(kind, 0) + count
+    return found
