@@ -17,26 +17,30 @@ Not done.  Several layerings (a node that could belong to two layers is in the e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import rustworkx
 
+from lowtide.analysis.axis import Axis
 from lowtide.analysis.dims import SUM_OF_SUMS, Dimension, axes, axis_at, is_plain_addition
 from lowtide.analysis.region import before, connected_parts
 from lowtide.ir import Graph, Node
 from lowtide.ir.graph import Role
 
-__all__ = ["Region", "nested_regions", "regions"]
+__all__ = ["Loops", "Region", "choose_loops", "layers_of", "nested_regions", "regions"]
 
 Region = Mapping[int, int]
 """Node id -> position of its axis (`axis_at`)."""
 
+Loops = Callable[[Graph, Node], tuple[Axis, ...]]
+"""The loops that a node offers: `axes`, or those with halos as well."""
+
 
 def regions(graph: Graph, dimension: Dimension) -> tuple[Region, ...]:
     """Maximal regions along a dimension that hold at least two operators, largest first."""
-    chosen = _without_counts(graph, _choose_axes(graph, dimension))
+    chosen = _without_counts(graph, choose_loops(graph, dimension.nodes, axes))
     layers: dict[int, list[int]] = {}
-    for node, layer in _layers(graph, chosen).items():
+    for node, layer in layers_of(graph, chosen, axes).items():
         if node in chosen:
             layers.setdefault(layer, []).append(node)
     pieces = [
@@ -50,15 +54,15 @@ def regions(graph: Graph, dimension: Dimension) -> tuple[Region, ...]:
     return tuple(sorted(found, key=lambda each: (-len(each), min(each))))
 
 
-def _choose_axes(graph: Graph, dimension: Dimension) -> dict[int, int]:
-    """One axis per node of the dimension: the one that fits most of what its producers chose."""
+def choose_loops(graph: Graph, nodes: Mapping[int, Sequence[int]], loops: Loops) -> dict[int, int]:
+    """One loop per node, of the positions given: the one that fits most of what its producers chose."""
     cut: dict[int, int | None] = {}
     chosen: dict[int, int] = {}
     for node in graph.nodes:
-        positions = dimension.nodes.get(node.id)
+        positions = nodes.get(node.id)
         if not positions:
             continue
-        options = axes(graph, node)
+        options = loops(graph, node)
         fitting = {
             position: sum(
                 cut[value] == dim
@@ -102,16 +106,17 @@ def _weighted(graph: Graph) -> set[int]:
     return found
 
 
-def _layers(graph: Graph, chosen: Mapping[int, int]) -> dict[int, int]:
+def layers_of(graph: Graph, chosen: Mapping[int, int], loops: Loops) -> dict[int, int]:
     """Layer of every node: 0 before any region; one more after each border that a path crosses."""
     made: dict[int, int | None] = {}
     for number, position in chosen.items():
-        found = axes(graph, graph.node[number])[position]
+        found = loops(graph, graph.node[number])[position]
         made.update(zip(graph.node[number].outputs, found.outputs, strict=True))
     order = before(graph)
     layer: dict[int, int] = {}
     for node in graph.nodes:
-        smooth = _smooth_producers(graph, node, chosen, made)
+        read = loops(graph, node)[chosen[node.id]].inputs if node.id in chosen else ()
+        smooth = _smooth_producers(graph, node, read, made)
         layer[node.id] = max(
             (layer[each] + (each in chosen and each not in smooth) for each in order[node.id]), default=0
         )
@@ -119,15 +124,12 @@ def _layers(graph: Graph, chosen: Mapping[int, int]) -> dict[int, int]:
 
 
 def _smooth_producers(
-    graph: Graph, node: Node, chosen: Mapping[int, int], made: Mapping[int, int | None]
+    graph: Graph, node: Node, read: Sequence[int | None], made: Mapping[int, int | None]
 ) -> set[int]:
-    """The producers whose values `node` reads cut just as they were made."""
-    if node.id not in chosen:
-        return set()
-    dims = axes(graph, node)[chosen[node.id]].inputs
+    """The producers whose values `node` reads cut just as they were made; none if it is not cut."""
     smooth: set[int] = set()
     rough: set[int] = set()
-    for value, dim in zip(node.inputs, dims, strict=True):
+    for value, dim in zip(node.inputs, read, strict=False):
         producer = graph.producer.get(value)
         if producer is not None:
             fits = value in made and made[value] is not None and made[value] == dim
