@@ -4,6 +4,7 @@ A walk starts from a captured step and makes random moves one after the other: i
 for random late nodes, splits random regions (inside bodies as well) in random parts, takes operators apart,
 packs masks.  The result runs in a random order that only respects dependencies, at offsets found by first fit
 in random order, with dead memory poisoned, and is compared with eager: to the bit unless something was split.
+Operators that nobody measured, all or some of them, have to be as right.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,16 +27,20 @@ from tests.issues.test_outputs_that_view_the_arena import Views
 from tests.issues.test_python_side_effects_in_plans import Buffered, Rebinds
 from tests.issues.test_routing_in_parts import Capacity
 
+from lowtide.analysis.facts import Facts
+from lowtide.analysis.key import node_key
 from lowtide.analysis.lifetime import lifetimes
 from lowtide.analysis.region import before
 from lowtide.capture import Program, capture
-from lowtide.ir import Fission, Graph
+from lowtide.ir import Fission, Graph, Node
 from lowtide.ir.verify import verify
 from lowtide.place.judge import check_placement
 from lowtide.place.problem import Placement, aligned
+from lowtide.run import probe as probing
 from lowtide.run.layout import placement_problem
 from lowtide.run.plan import build_plan
-from lowtide.run.probe import probe_tree
+from lowtide.run.probe import FactsTree, probe_tree
+from lowtide.run.store import ProfileStore
 from lowtide.schedule.judge import check_order
 from lowtide.transforms import fission, remat
 from lowtide.transforms.algebra import take_apart
@@ -161,9 +167,9 @@ def shuffled(graph: Graph, source: random.Random) -> tuple[int, ...]:
     return tuple(order)
 
 
-def scattered(graph: Graph, order: tuple[int, ...], facts: object, source: random.Random) -> Placement:
+def scattered(graph: Graph, order: tuple[int, ...], facts: Facts, source: random.Random) -> Placement:
     """Blocks in random order, each at the lowest offset that is free, or some way above it."""
-    problem = placement_problem(lifetimes(graph, order, facts, inplace=True))  # type: ignore[arg-type]
+    problem = placement_problem(lifetimes(graph, order, facts, inplace=True))
     blocks = source.sample(problem.blocks, len(problem.blocks))
     offsets: dict[int, int] = {}
     for block in blocks:
@@ -186,15 +192,26 @@ def scattered(graph: Graph, order: tuple[int, ...], facts: object, source: rando
 # -- walking -------------------------------------------------------------------------------------------
 
 
-def walk_once(program: Program, eager: Trace, seed: int, length: int = 4) -> None:
+Placer = Callable[[Graph, tuple[int, ...], Facts, random.Random], Placement]
+Prober = Callable[[Graph], FactsTree]
+
+
+def walk_once(
+    program: Program,
+    eager: Trace,
+    seed: int,
+    length: int = 4,
+    place: Placer = scattered,
+    measure: Prober = probe_tree,
+) -> None:
     source = random.Random(seed)
     walk = Walk(program.graph, source)
     for _ in range(source.randint(1, length)):
         walk.move()
     order = shuffled(walk.graph, source)
     assert check_order(walk.graph, order) == []
-    facts = probe_tree(walk.graph, "arena")
-    placement = scattered(walk.graph, order, facts[()], source)
+    facts = measure(walk.graph)
+    placement = place(walk.graph, order, facts[()], source)
     plan = build_plan(program, walk.graph, order, placement=placement, facts=facts, poison=True)
     tolerance = 0.0 if walk.exact else tolerance_of(program)
     assert_traces(plan_trace(plan, program.workload, 1), eager, tolerance, f"seed {seed}: {walk.steps}")
@@ -207,3 +224,38 @@ def test_walks(name: str) -> None:
     program, eager = capture(workload), eager_trace(workload, 1)
     for seed in range(3):
         walk_once(program, eager, seed)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_walks_with_operators_that_nobody_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, as for a device that is not here; then some, as where they fail on made-up operands."""
+    torch.manual_seed(0)
+    workload = WORKLOADS[name]()
+    program, eager = capture(workload), eager_trace(workload, 1)
+    walk_once(program, eager, 1, measure=lambda graph: probe_tree(graph, "assumed"))
+    make, store = probing.make_operands, ProfileStore(None)
+
+    def fail(graph: Graph, node: Node) -> list[Any]:
+        if random.Random(node_key(graph, node)).random() < 0.5:
+            raise RuntimeError("these operands are no good")
+        return make(graph, node)
+
+    monkeypatch.setattr(probing, "make_operands", fail)
+    for seed in range(2):
+        with pytest.warns(RuntimeWarning, match="these operands are no good"):
+            walk_once(program, eager, seed, measure=lambda graph: probe_tree(graph, store=store))
+
+
+def test_walks_see_blocks_that_overlap() -> None:
+    """Poisoned memory tells: with everything in one place, no walk passes."""
+
+    def stacked(graph: Graph, order: tuple[int, ...], facts: Facts, source: random.Random) -> Placement:
+        placement = scattered(graph, order, facts, source)
+        return replace(placement, offsets={block: min(at, 64) for block, at in placement.offsets.items()})
+
+    torch.manual_seed(0)
+    workload = WORKLOADS["perceptron-dropout"]()
+    program, eager = capture(workload), eager_trace(workload, 1)
+    for seed in range(3):
+        with pytest.raises((AssertionError, RuntimeError), match=r"differs|single memory location"):
+            walk_once(program, eager, seed, place=stacked)

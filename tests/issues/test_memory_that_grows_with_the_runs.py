@@ -1,8 +1,12 @@
-"""Forty runs of one plan: the fortieth uses what the first did (onnxruntime#14477: 132 -> 266 MiB)."""
+"""Memory that grows with the runs of a plan, or with the shapes that it meets.
+
+(onnxruntime#14477: 132 MiB in the first run, 266 in the fortieth; pytorch#117106)
+"""
 
 from __future__ import annotations
 
 import gc
+import importlib
 
 import pytest
 import torch
@@ -12,7 +16,9 @@ from torch import nn
 from lowtide.capture import capture
 from lowtide.run.events import peak_bytes, record_with_profiler
 from lowtide.run.measure import plan_step
+from lowtide.run.native import run_step
 from lowtide.run.plan import build_plan
+from lowtide.search.cache import PlanCache
 from lowtide.workload import Workload
 
 
@@ -93,3 +99,33 @@ def test_plans_that_come_and_go_leave_nothing() -> None:
         plan(*step.args)
         del plan
     assert tensors() == before
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_fifty_shapes(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bounded number of plans, one arena, and eager's numbers at every shape (pytorch#117106)."""
+    # Half a second for each shape, and both ways of recording are tested elsewhere.
+    door = importlib.import_module("lowtide.capture.door")
+    monkeypatch.setattr(door, "record_exported", lambda workload: None)
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(2, 2), nn.Linear(2, 2)
+    theirs.load_state_dict(ours.state_dict())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs)]
+
+    def make(x: torch.Tensor, index: int = 0) -> Workload:
+        model = (ours, theirs)[index]
+        if not training:
+            return Workload(model, (x,))
+        return Workload(model, (x,), loss=torch.mean, optimizer=optimizers[index])
+
+    cache = PlanCache(make, lambda workload: build_plan(capture(workload), poison=True), max_plans=4)
+    run = cache.step if training else cache
+    counts = {}
+    for step, rows in enumerate((*range(1, 51), 50, 49, 1)):
+        x = torch.randn(rows, 2)
+        assert torch.equal(run(x), run_step(make(x, 1)))
+        assert len(cache) <= 4
+        assert sum(plan._executor._prepared is not None for plan in cache._plans.values()) == 1
+        if step in (20, 30, 49):  # each takes a third of a second
+            counts[step] = tensors()
+    assert len(set(counts.values())) == 1, counts

@@ -22,8 +22,8 @@ return
 def test_outputs_are_as_large_as_their_storages() -> None:
     facts = assumed_facts(GRAPH)
     assert facts[2] == OperatorFacts((0,), 0)
-    assert facts[3] == OperatorFacts((128,), 128, sequence=((128, 0),))
-    assert facts[4] == OperatorFacts((128, 256), 384, sequence=((128, 0), (256, 1)))
+    assert facts[3] == OperatorFacts((128,), 128, assumed=True)
+    assert facts[4] == OperatorFacts((128, 256), 384, assumed=True)
     assert facts[8].output_bytes == (128,)
 
 
@@ -66,7 +66,7 @@ def test_an_update_holds_the_temporaries_of_its_body() -> None:
     return
     """)
     assert assumed_facts(graph)[2] == OperatorFacts(
-        (), 64
+        (), 64, assumed=True
     )  # the root and the quotient; the input is not its own
 
 

@@ -124,6 +124,30 @@ def test_operator_that_fails_is_assumed_with_a_warning() -> None:
             probe(graph, store=ProfileStore(None))
 
 
+def test_what_nobody_measured_is_run_and_copied() -> None:
+    graph = parse_graph(
+        "input %0: f32[8,8]\n%1: f32[8,8] = aten.exp.default(%0)\n"
+        "%2: f32[8,8] = aten.copy.default(%1, %0)\nreturn %2\n"
+    )
+    facts = probe(graph, "assumed", store=ProfileStore(None))
+    exponential, copy = graph.nodes
+    assert facts[1].assumed and facts[1].sequence == () and facts[1].output_bytes == (256,)
+    assert variant_of(exponential.op, facts[1]) == "copied"  # type: ignore[arg-type]
+    assert variant_of(copy.op, facts[2]) == "out"  # type: ignore[arg-type]  # it is Lowtide's own
+    assert not probe(graph, "arena", store=ProfileStore(None))[1].assumed
+
+
+def test_an_operator_that_fails_takes_its_result_outside_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graph: object, node: object) -> list[object]:
+        raise RuntimeError("not with these")
+
+    monkeypatch.setattr(probing, "make_operands", fail)
+    graph = parse_graph("input %0: f32[8,8]\n%1: f32[8,8] = aten.exp.default(%0)\nreturn %1\n")
+    with pytest.warns(RuntimeWarning, match="its memory is assumed: not with these"):
+        facts = probe(graph, "arena", store=ProfileStore(None))
+    assert facts[1].assumed and facts[1].foreign_bytes == 256
+
+
 def test_an_out_form_that_fails_on_outputs_in_one_storage_is_not_used() -> None:
     """linalg.qr asks whether its outputs are aliases, which in the arena they all are."""
     graph = parse_graph(

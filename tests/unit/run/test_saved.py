@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lowtide.capture import capture
 from lowtide.errors import PlanFileError, ShapeMismatch, Stale, UsageError
+from lowtide.run.archive import FORMAT
 from lowtide.run.plan import Plan, build_plan
 from lowtide.run.saved import inspect_plan, load_for, load_plan
 from lowtide.workload import Workload
@@ -182,8 +183,8 @@ def test_newer_format_and_damaged_contents(tmp_path: Path) -> None:
     _edit(path, "recipe.json", lambda content: content.pop("order"))
     with pytest.raises(PlanFileError, match="damaged"):
         load_plan(path, workload.model, workload.optimizer)
-    _edit(path, "plan.json", lambda content: content.update(format=2))
-    with pytest.raises(PlanFileError, match="format 2, this version reads 1"):
+    _edit(path, "plan.json", lambda content: content.update(format=FORMAT + 1))
+    with pytest.raises(PlanFileError, match=f"format {FORMAT + 1}, this version reads {FORMAT}"):
         load_plan(path, workload.model, workload.optimizer)
 
 

@@ -37,8 +37,14 @@ def test_output_that_may_lie_over_an_input_hosts_nothing() -> None:
     assert pack_temps(ADD, facts).places == ((-1, 0),)
 
 
+def test_nothing_is_served_where_the_workspace_has_no_room() -> None:
+    """Facts of a machine without the hook count no temporaries."""
+    facts = OperatorFacts((512,), 512, (Temp(64, 1, 2),), ((512, 0), (64, -1)))
+    assert plan_requests(CONV, facts, workspace=4096, outputs=[(0, 128)]) == ()
+
+
 def test_requests_lie_in_workspace_and_slots() -> None:
-    facts = OperatorFacts((512,), 0, (Temp(512, 0, 1), Temp(64, 3, 4)), ((512, -1), (512, 0), (64, -2)))
+    facts = OperatorFacts((512,), 576, (Temp(512, 0, 1), Temp(64, 3, 4)), ((512, -1), (512, 0), (64, -2)))
     first, output, last = plan_requests(CONV, facts, workspace=4096, outputs=[(2, 128)])
     assert (first.nbytes, first.slot, first.offset, first.temporary) == (512, 2, 128, True)
     assert (output.nbytes, output.slot, output.offset, output.temporary) == (512, 2, 128, False)
