@@ -3,9 +3,11 @@
 Problem.  One run has to yield the whole frontier, find the best point for one limit, stop at any time,
 and say why it stopped.
 
-Method.  The whole graph first, so that there is an answer at once; then the splits, coarse to fine, as
-long as time allows.  Each base is traced by falling targets.  With a limit, the bases that are nearest
-to the best known point take turns at large-neighbourhood search.
+Method.  The whole graph first, so that there is an answer at once.  Then regions, those that hold most of
+the peak first: the head with its loss, the batch as a whole, the late layers, operators whose workspace is
+in the way.  Each base is traced by falling targets, and no further than the goal asks: to a little below a
+target, or to a little above a time.  With a limit, the bases that are nearest to the best known point take turns
+at large-neighbourhood search.
 
 Invariants.  `points` only ever gets better.  Deterministic for a seed as long as no time limit cuts in.
 """
@@ -13,15 +15,21 @@ Invariants.  `points` only ever gets better.  Deterministic for a seed as long a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from lowtide.ir import Fission, Graph, Node
-from lowtide.search.bases import Base, BasePoint, large_splits, nested_splits, open_base, single_split
+from lowtide.ir import Graph
+from lowtide.search.bases import Base, open_base
 from lowtide.search.estimator import Estimator
-from lowtide.transforms.fission import FissionCandidate, prepare
+from lowtide.search.levels import Split
+from lowtide.search.recompute import Point
+from lowtide.search.splits import inner_splits, large_split, single_split
+from lowtide.transforms.fission import prepare
 
 __all__ = ["Explorer", "Goal", "Improvement", "Spot"]
+
+BEYOND = 1.3
+"""How far above the time of the goal a base is traced: predictions are corrected after measuring."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Spot:
     """A point with the base that it belongs to."""
 
     base: Base
-    point: BasePoint
+    point: Point
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Explorer:
     observe: Callable[[int, Spot | None], None]
     bases: list[Base] = field(default_factory=list)
     record: list[Improvement] = field(default_factory=list)
-    rounds: int = 6
+    rounds: int = 4
     stop_reason: str = "frontier traced"
 
     def __post_init__(self) -> None:
@@ -86,59 +94,66 @@ class Explorer:
         self.prepare()
         self.started = time.monotonic()
         self._trace(self.bases[0])
-        for candidate in large_splits(self.graph):
-            if not self._stopped():
-                self._open(f"{candidate.label} / {len(candidate.sizes)}", (candidate,))
+        for label, splits in self._regions():
+            if self._stopped():
+                break
+            self._open(label, splits)
         self._make_room()
-        for number, candidate in enumerate(nested_splits(self.graph)):
-            if not self._stopped():
-                self._open(f"inner region {number + 1} / {len(candidate.sizes)}", (candidate,))
         if self.goal.target_bytes is not None and not self._stopped():
             self._refine(self.goal.target_bytes)
         if self.halted():
             self.stop_reason = "time"
 
-    def _open(self, label: str, candidates: tuple[FissionCandidate, ...]) -> Base | None:
-        base = open_base(label, self.graph, candidates, self.estimator, self.seed)
+    def _regions(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
+        """What to split, one base each, the most promising first."""
+        inner = inner_splits(self.graph, self.estimator)
+        if inner:
+            yield "inner region", inner[:1]
+        large = large_split(self.graph, self.estimator)
+        if large is not None:
+            yield "batch", (large,)
+        if len(inner) > 1:
+            yield "late layers", inner[1:]
+
+    def _open(self, label: str, splits: tuple[Split, ...]) -> Base | None:
+        base = open_base(label, self.graph, splits, self.estimator, self.seed, self._stopped)
         if base is not None:
             self.bases.append(base)
             self._trace(base)
         return base
 
     def _make_room(self) -> None:
-        """Split the operators that are in the way of a lower peak, then the next that are, and so on."""
+        """Split the operators that are in the way of a lower peak as well, then the next that are."""
         normal = prepare(self.graph)
-        base, splits = self.bases[0], dict[int, FissionCandidate]()
+        masks = normal is not prepare(self.graph, masks=False)
+        base, singles = self._best_base(), dict[int, Split]()
         for _ in range(self.rounds):
-            target = self.goal.target_bytes or base.outer.search.smallest().peak_bytes * 3 // 4
-            wanted = self._in_the_way(normal, base, target, splits)
-            if not wanted or self._stopped():
+            if self._stopped():
                 return
-            splits.update(wanted)
-            count = len(splits)
-            opened = self._open(f"{count} operator{'s' * (count > 1)} split", tuple(splits.values()))
+            target = self.goal.target_bytes or base.level.search.smallest().peak_bytes * 3 // 4
+            found = {node: single_split(normal, node, masks=masks) for node in base.crowded(target)}
+            wanted = {node: split for node, split in found.items() if split is not None}
+            if not wanted:
+                return
+            singles.update(wanted)
+            label = f"{len(singles)} operator{'s' * (len(singles) > 1)} split"
+            kept = [each for each in base.splits if each not in singles.values()]
+            opened = self._open(label, (*kept, *singles.values()))
             if opened is None:
                 return
             base = opened
 
-    def _in_the_way(
-        self, normal: Graph, base: Base, target: int, splits: dict[int, FissionCandidate]
-    ) -> dict[int, FissionCandidate]:
-        """Splits of operators that run while the target is exceeded: in 4, then in twice as many."""
-        sources = {fission.id: node for node, fission in zip(splits, _new_nodes(base, splits), strict=True)}
-        found: dict[int, FissionCandidate] = {}
-        for crowded in base.crowded(target):
-            node = sources.get(crowded, crowded)
-            count = 2 * len(splits[node].sizes) if node in splits else 4
-            candidate = single_split(normal, node, count, normal is not prepare(self.graph, masks=False))
-            if candidate is not None:
-                found[node] = candidate
-        return found
+    def _best_base(self) -> Base:
+        best = self.best()
+        return self.bases[0] if best is None else best.base
 
     def _trace(self, base: Base) -> None:
         target = self.goal.target_bytes
-        floor = self.floor_bytes if target is None else max(self.floor_bytes, target * 9 // 10)
-        base.sweep(floor, self._stopped)
+        if target is not None:
+            base.sweep(max(self.floor_bytes, target * 9 // 10), self._stopped, steps=10)
+            return
+        slowest_s = self.unconstrained_s() * BEYOND * (self.goal.ratio or float("inf"))
+        base.sweep(self.floor_bytes, self._stopped, slowest_s=slowest_s)
 
     def _stopped(self) -> bool:
         best = self.best()
@@ -158,8 +173,8 @@ class Explorer:
                 return
             best = min(spot.point.latency_s for spot in spots)
             near = [spot for spot in spots if spot.point.latency_s <= 1.1 * best]
-            if not any(spot.point.inner or spot.point.outer for spot in near):
-                return  # nothing is recomputed: nothing to lower
+            if not any(spot.base.level.search.mask(spot.point).any() for spot in near):
+                return  # nothing is decided: nothing to lower
             for spot in near:
                 spot.base.improve(target, 1.0, self._stopped)
 
@@ -187,18 +202,9 @@ class Explorer:
 
     def unconstrained_s(self) -> float:
         """Predicted seconds of the whole graph with nothing recomputed."""
-        return min(point.latency_s for point in self.bases[0].points())
-
-
-def _new_nodes(base: Base, splits: dict[int, FissionCandidate]) -> list[Node]:
-    """The Fission nodes of `base` in the order of `splits` (single operators, applied in that order)."""
-    if not splits:
-        return []
-    fissions = [node for node in base.outer.graph.nodes if isinstance(node.op, Fission)]
-    by_inside = {next(n.id for n in node.op.bodies[0].nodes if n.id in splits): node for node in fissions}  # type: ignore[union-attr]
-    return [by_inside[node] for node in splits]
+        return self.bases[0].level.search.points[0].latency_s
 
 
 def _cheapest(base: Base, target: int) -> Spot | None:
-    within = [Spot(base, point) for point in base.points() if point.peak_bytes <= target]
-    return min(within, key=lambda s: (s.point.latency_s, s.point.peak_bytes), default=None)
+    point = base.level.search.cheapest(target)
+    return None if point is None else Spot(base, point)

@@ -31,7 +31,7 @@ from lowtide.search.estimator import Estimator, assumed_tree
 from lowtide.search.explorer import Explorer, Spot
 from lowtide.search.floors import floor_of
 from lowtide.search.levels import Realised
-from lowtide.search.moves import moves_of
+from lowtide.search.moves import count_moves, moves_of
 from lowtide.search.outcome import Limit, Outcome, SearchRecord
 from lowtide.search.promise import PLACEMENT_SECONDS, Setting, refuse
 from lowtide.transforms.algebra import take_apart
@@ -90,14 +90,13 @@ def _within(setting: Setting, limit: Limit, explorer: Explorer) -> list[Spot]:
 def _plan(setting: Setting, spot: Spot, realised: Realised) -> Plan:
     facts = assumed_tree(realised.graph)
     buffers = lifetimes(realised.graph, realised.order, facts[()], inplace=True)
-    counts = {"fission": len(spot.base.candidates), "remat": len(spot.point.outer) + len(spot.point.inner)}
     return build_plan(
         setting.program,
         realised.graph,
         realised.order,
         placement=place(placement_problem(buffers), PLACEMENT_SECONDS),
         facts=facts,
-        moves={kind: count for kind, count in counts.items() if count},
+        moves=count_moves(spot, {}),
         device=setting.device,
     )
 

@@ -1,13 +1,19 @@
-"""A level of the search: one graph (the whole, or the body of a Fission) with its own remat frontier.
+"""A level of the search: one graph (the whole, or the body of a split region) with its own frontier.
 
-Problem.  Recomputation, order and fission meet at every level of nesting, and a limit on the whole has
+Problem.  Recomputation, order and splitting meet at every level of nesting, and a limit on the whole has
 to become a limit on each body.
 
-Method.  A level fixes a good order first (updates right after their gradients), mirrors the graph in
-that order and searches recomputation sets on the mirror.  `realise` turns a chosen set into a graph
-and asks the schedulers again, because recomputation opens better orders.
+Method.  A level takes a graph and regions to split.  Each region becomes one node with a *menu*: for every
+number of parts its body is a level of its own, and every point of that level is an option, which needs so
+much workspace and takes so long.  Then the level fixes a good order (updates right after their gradients),
+mirrors the graph in that order, and searches recomputation and options together (`recompute.py`): what a
+region may hold is judged with what everything else holds at that step.  `realise` turns a point into a
+graph, from the outside in, and asks the schedulers again, because decisions open better orders.
 
-Not done here: splitting (`bases.py`), placement and running.
+Invariants.  All options of one region have the same node in the level's graph: its inputs and outputs
+do not depend on how finely it is split.  Bodies of other sizes repeat the decisions made for the first.
+
+Not done here: which regions (`splits.py`), placement and running.
 """
 
 from __future__ import annotations
@@ -17,24 +23,87 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.analysis.timeline import Timeline, timeline
-from lowtide.ir import Graph
+from lowtide.errors import LowtideError
+from lowtide.ir import Fission, Graph, Node
+from lowtide.run.timing import alone
 from lowtide.schedule.heuristics import best_schedule
+from lowtide.search.copies import copies_of
 from lowtide.search.estimator import Estimator
-from lowtide.search.mirror import build_mirror
-from lowtide.search.recompute import Recomputation, RecomputeOptions
-from lowtide.transforms import remat
+from lowtide.search.mirror import Mirror, build_mirror
+from lowtide.search.recompute import Halted, Menu, Point, Recomputation, RecomputeOptions
+from lowtide.transforms import fission, remat
+from lowtide.transforms.fission import FissionCandidate
 
-__all__ = ["Level", "Realised", "open_level", "realise", "reordered"]
+__all__ = ["Choice", "Level", "Realised", "Region", "Split", "Variant", "open_level", "realise", "reordered"]
+
+MOST_OPTIONS = 32
+"""Options on one menu; more would make no difference that placement keeps."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A region in several numbers of parts; `inside` says which regions of a body to split in turn.
+
+    Without `inside` a body is only ordered: nothing in it is recomputed.
+    """
+
+    candidates: tuple[FissionCandidate, ...]
+    inside: Callable[[Graph], Sequence[Split]] | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A region in one number of parts: what its node does, and the level of its first body.
+
+    A part takes what the level's point takes, `parts` times in all (uneven parts by their size), and
+    `merging_s` on top for adding up sums.
+    """
+
+    candidate: FissionCandidate
+    op: Fission
+    level: Level
+    parts: float
+    merging_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """An option of a region: a variant, and a point of its body's level."""
+
+    variant: Variant
+    point: Point
+    workspace_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Region:
+    """A split region: its node in the level's graph, and its variants by rising number of parts."""
+
+    node: int
+    variants: tuple[Variant, ...]
 
 
 @dataclass
 class Level:
-    """A graph in its base order and the running search for what to recompute in it."""
+    """A graph in its base order and the running search on it.
+
+    `source` is the graph before the regions were split; `search.menus` belong to `regions`.
+    """
 
     graph: Graph
     late: frozenset[int]
     search: Recomputation
+    source: Graph
+    regions: tuple[Region, ...] = ()
+
+    @property
+    def states(self) -> int:
+        """Judged states so far, those of the bodies included."""
+        inner = (variant.level.states for region in self.regions for variant in region.variants)
+        return self.search.states + sum(inner)
 
 
 @dataclass(frozen=True)
@@ -52,39 +121,192 @@ def reordered(graph: Graph, order: Sequence[int]) -> Graph:
     return replace(graph, nodes=tuple(graph.node[node] for node in order))
 
 
+def _never() -> bool:
+    return False
+
+
+# -- opening -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """What all levels of one base share."""
+
+    estimator: Estimator
+    seed: int
+    options: RecomputeOptions
+    halted: Halted
+
+
 def open_level(
     graph: Graph,
     estimator: Estimator,
     seed: int,
     as_run: Callable[[Graph], Graph] | None = None,
     options: RecomputeOptions | None = None,
+    splits: Sequence[Split] = (),
+    halted: Halted = _never,
 ) -> Level:
-    """Order `graph`, mirror it, and start its recomputation search.
+    """Split regions of `graph`, order it, mirror it, and start its search.
 
     `as_run` gives the form of a body that runs: what is an output there lies outside, without memory here.
+    Regions that turn out to be illegal are left whole.
     """
+    opening = _Opening(estimator, seed, options or RecomputeOptions(), halted)
+    return _open(opening, graph, as_run, splits)
+
+
+def _open(
+    opening: _Opening, source: Graph, as_run: Callable[[Graph], Graph] | None, splits: Sequence[Split]
+) -> Level:
+    estimator, graph = opening.estimator, source
+    regions: list[Region] = []
+    for split in splits:
+        graph, region = _split(opening, graph, split)
+        regions += [region] if region is not None else []
     graph = reordered(graph, best_schedule(graph, estimator.facts(graph), inplace=True).order)
     late = remat.late_nodes(graph)
     runs = graph if as_run is None else as_run(graph)
     order = [node.id for node in runs.nodes]
     mirror = build_mirror(runs, order, estimator.facts(runs), estimator.costs(runs), late, as_run is not None)
     allowed = remat.recomputable(graph, late)
+    search = Recomputation(
+        mirror,
+        _mask(mirror, allowed),
+        tuple(_mask(mirror, members) for members in remat.segments(graph, allowed).values()),
+        opening.seed,
+        opening.options,
+        tuple(_menu(mirror, region) for region in regions),
+        tuple(_mask(mirror, members) for members in copies_of(graph, allowed)),
+    )
+    return Level(graph, late, search, source, tuple(regions))
 
-    def mask(storages: frozenset[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return np.array([storage in storages for storage in mirror.storage_ids], np.bool_)
 
-    groups = tuple(mask(members) for members in remat.segments(graph, allowed).values())
-    search = Recomputation(mirror, mask(allowed), groups, seed, options or RecomputeOptions())
-    return Level(graph, late, search)
+def _mask(mirror: Mirror, storages: frozenset[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return np.array([storage in storages for storage in mirror.storage_ids], np.bool_)
 
 
-def realise(level: Level, chosen: frozenset[int], estimator: Estimator) -> Realised:
-    """Apply a recomputation set and keep the best of the mirrored order and a fresh schedule."""
-    graph = remat.apply(level.graph, remat.RematCandidate(chosen, level.late)).graph
-    facts = estimator.facts(graph)
-    costs = estimator.costs(graph)
+def _split(opening: _Opening, graph: Graph, split: Split) -> tuple[Graph, Region | None]:
+    """`graph` with the region as one node, run by its first variant; as it was if no variant is legal."""
+    result, number = graph, -1
+    variants: list[Variant] = []
+    for candidate in split.candidates:
+        if variants and opening.halted():
+            break
+        try:
+            applied = fission.apply(graph, candidate).graph
+        except LowtideError:
+            continue
+        node = _newest(applied)
+        variant = _variant(opening, applied, node, candidate, split)
+        if not variants:
+            number = node.id
+            bodies = (variant.level.graph, *variant.op.bodies[1:])
+            result = _with_op(applied, number, replace(variant.op, bodies=bodies))
+        variants.append(variant)
+    return (result, Region(number, tuple(variants))) if variants else (graph, None)
+
+
+def _newest(graph: Graph) -> Node:
+    """The Fission that was applied last: its number is the highest."""
+    return max((node for node in graph.nodes if isinstance(node.op, Fission)), key=lambda node: node.id)
+
+
+def _with_op(graph: Graph, number: int, op: Fission) -> Graph:
+    nodes = tuple(replace(node, op=op) if node.id == number else node for node in graph.nodes)
+    return replace(graph, nodes=nodes)
+
+
+def _variant(
+    opening: _Opening, graph: Graph, node: Node, candidate: FissionCandidate, split: Split
+) -> Variant:
+    op, ways = node.op, deliveries(graph, node)
+    assert isinstance(op, Fission)
+    body = op.bodies[0]
+    inside = split.inside(body) if split.inside is not None else ()
+    level = _open(opening, body, lambda body: body_as_run(body, ways), inside)
+    if split.inside is not None:
+        top = level.search.points[0].peak_bytes
+        level.search.sweep(top // 16, opening.halted)
+    lone = alone(graph, node)
+    costs = [sum(opening.estimator.costs(each).values()) for each in op.bodies]
+    whole_s = opening.estimator.costs(lone)[node.id]
+    merging_s = max(0.0, whole_s - sum(costs[part.body] for part in op.parts))
+    return Variant(candidate, op, level, sum(candidate.sizes) / candidate.sizes[0], merging_s)
+
+
+def _menu(mirror: Mirror, region: Region) -> Menu:
+    """The options of all variants that no other option beats, thinned."""
+    found = [
+        Choice(variant, point, point.peak_bytes, variant.merging_s + variant.parts * point.latency_s)
+        for variant in region.variants
+        for point in variant.level.search.points
+    ]
+    found.sort(key=lambda each: (each.seconds, each.workspace_bytes))
+    kept: list[Choice] = []
+    for each in found:
+        if not kept or each.workspace_bytes < kept[-1].workspace_bytes:
+            kept.append(each)
+    return Menu(mirror.node_ids.index(region.node), tuple(_thinned(kept)))
+
+
+def _thinned(options: list[Choice]) -> list[Choice]:
+    """At most about `MOST_OPTIONS`, the first and the last among them, by about equal steps of workspace."""
+    if len(options) <= MOST_OPTIONS:
+        return options
+    top, floor = options[0].workspace_bytes, max(options[-1].workspace_bytes, 1)
+    marks = np.geomspace(max(top, floor + 1), floor, MOST_OPTIONS)
+    kept = [options[0]]
+    for mark in marks[1:]:
+        fits = next((each for each in options if each.workspace_bytes <= mark), options[-1])
+        if fits is not kept[-1]:
+            kept.append(fits)
+    return kept
+
+
+# -- realising -----------------------------------------------------------------------------------------
+
+
+def realise(level: Level, point: Point, estimator: Estimator) -> Realised:
+    """The graph of a point with the best of the mirrored order and a fresh schedule."""
+    return _realise(level, level.source, point, estimator)
+
+
+def _realise(level: Level, source: Graph, point: Point, estimator: Estimator) -> Realised:
+    """`source`, the level's or one with the same nodes for another size of part, as the point decides."""
+    graph = source
+    for region, choice in zip(level.regions, point.options, strict=True):
+        applied = fission.apply(graph, fission.resized(graph, choice.variant.candidate)).graph
+        graph = _run_as(applied, choice, estimator)
+        assert region.node in graph.node
+    graph = reordered(graph, [node.id for node in level.graph.nodes])
+    chosen = _same_storages(level.graph, graph, point.chosen)
+    graph = remat.apply(graph, remat.RematCandidate(chosen, level.late)).graph
+    facts, costs = estimator.facts(graph), estimator.costs(graph)
     orders = [tuple(node.id for node in graph.nodes), tuple(best_schedule(graph, facts, inplace=True).order)]
     curves = [timeline(graph, order, facts, inplace=True) for order in orders]
     best = min(range(len(orders)), key=lambda index: curves[index].peak_above_bytes)
     seconds = sum(costs.get(node.id, 0.0) for node in graph.nodes)
     return Realised(graph, orders[best], curves[best], seconds)
+
+
+def _run_as(graph: Graph, choice: Choice, estimator: Estimator) -> Graph:
+    """`graph` with its newest Fission's bodies as the choice says."""
+    node = _newest(graph)
+    op, level = node.op, choice.variant.level
+    assert isinstance(op, Fission)
+    made = (_realise(level, body, choice.point, estimator) for body in op.bodies)
+    return _with_op(
+        graph, node.id, replace(op, bodies=tuple(reordered(each.graph, each.order) for each in made))
+    )
+
+
+def _same_storages(old: Graph, new: Graph, chosen: frozenset[int]) -> frozenset[int]:
+    """The storages of `new` that the same nodes make as those of `old`."""
+    owner = remat.owner_of(old)
+    places = {(owner[storage], _position(old, old.node[owner[storage]], storage)) for storage in chosen}
+    return frozenset(new.values[new.node[node].outputs[position]].storage for node, position in places)
+
+
+def _position(graph: Graph, node: Node, storage: int) -> int:
+    return next(k for k, out in enumerate(node.outputs) if graph.values[out].storage == storage)

@@ -79,14 +79,19 @@ class Mirror:
     writes: Ints
     kept: Bools  # storage is a graph output
 
-    def evaluate(self, chosen: Bools) -> Evaluation:
+    def evaluate(
+        self, chosen: Bools, workspace: Ints | None = None, cost: Floats | None = None
+    ) -> Evaluation:
         """Peak and latency when the storages in `chosen` are recomputed for the late nodes.
 
+        `workspace` and `cost` replace the mirror's own: what a split node needs depends on how it is split.
         A set whose clones would read a weight after its update has the peak `ILLEGAL`.
         """
+        workspace = self.workspace if workspace is None else workspace
+        cost = self.cost if cost is None else cost
         peak, latency, live, steps, copy, last, first = _evaluate(
             chosen, self.nbytes, self.owner, self.read_start, self.reads, self.made_start, self.made,
-            self.reuse_start, self.reuse_in, self.workspace, self.cost, self.late, self.pinned, self.kept,
+            self.reuse_start, self.reuse_in, workspace, cost, self.late, self.pinned, self.kept,
             self.old_start, self.old, self.write_start, self.writes,
         )  # fmt: skip
         return Evaluation(int(peak), float(latency), live, steps, copy, last, first)

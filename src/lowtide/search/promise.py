@@ -24,8 +24,8 @@ from lowtide.cost.estimate import Estimate
 from lowtide.errors import Infeasible
 from lowtide.ir import Graph
 from lowtide.place import Placement, place
-from lowtide.run.layout import placement_problem
 from lowtide.run.kernels import Kernels
+from lowtide.run.layout import placement_problem
 from lowtide.run.measure import LatencyPairs, Measurement, measure_pairs, measure_plan
 from lowtide.run.plan import Plan, build_plan
 from lowtide.run.verify import Verdict, verify
@@ -34,7 +34,7 @@ from lowtide.search.estimator import Estimator
 from lowtide.search.explorer import Explorer, Spot
 from lowtide.search.floors import Floor
 from lowtide.search.levels import Realised
-from lowtide.search.moves import moves_of
+from lowtide.search.moves import count_moves, moves_of
 from lowtide.search.outcome import Limit, Outcome, SearchRecord
 from lowtide.units import format_bytes, format_ratio
 
@@ -165,12 +165,7 @@ def _trials(setting: Setting, spots: Sequence[Spot], enter: Callable[[str], None
     for spot in spots:
         enter("build")
         realised = realise_base(spot.base, spot.point, setting.estimator)
-        counts = {
-            "fission": len(spot.base.candidates),
-            "remat": len(spot.point.outer) + len(spot.point.inner),
-            "fuse": len(setting.kernels),
-        }
-        moves = {kind: count for kind, count in counts.items() if count}
+        moves = count_moves(spot, setting.kernels)
         plan = build_plan(
             setting.program, realised.graph, realised.order, placement=_placed(setting, realised), moves=moves
         )

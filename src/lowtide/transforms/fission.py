@@ -261,7 +261,7 @@ def apply_inside(graph: Graph, number: int, candidate: FissionCandidate) -> Edit
     if not isinstance(node.op, Fission):
         raise IllegalFission([f"{name_node(graph, number)} is no Fission"])
     bodies = tuple(
-        apply(body, candidate if k == 0 else _resized(body, candidate)).graph
+        apply(body, resized(body, candidate)).graph
         for k, body in enumerate(node.op.bodies)
     )
     changed = replace(node, op=replace(node.op, bodies=bodies))
@@ -269,9 +269,12 @@ def apply_inside(graph: Graph, number: int, candidate: FissionCandidate) -> Edit
     return Edit(replace(graph, nodes=nodes))
 
 
-def _resized(body: Graph, candidate: FissionCandidate) -> FissionCandidate:
+def resized(body: Graph, candidate: FissionCandidate) -> FissionCandidate:
+    """`candidate` for another size of body: as many parts, as even as they can be, unless its sizes fit."""
     normal = prepare(body, candidate.masks)
     extent = extent_of(_assignment(normal, candidate.axes), candidate.nodes)
+    if sum(candidate.sizes) == extent:
+        return candidate
     return replace(candidate, sizes=even_sizes(extent, min(extent, len(candidate.sizes))))
 
 

@@ -66,8 +66,8 @@ def test_the_record_only_gets_better() -> None:
 def test_a_base_knows_whose_workspace_is_in_the_way() -> None:
     base = open_base("whole", big_chain(12), (), Estimator(device_named("cpu")), 0)
     assert base is not None
-    mirror = base.outer.search.mirror
-    peak = base.outer.search.points[0].peak_bytes
+    mirror = base.level.search.mirror
+    peak = base.level.search.points[0].peak_bytes
     assert base.crowded(peak) == []  # nobody has any: a split would save nothing
     mirror.workspace[5] = peak
     assert base.crowded(peak) == [mirror.node_ids[5]]
