@@ -34,7 +34,7 @@ from lowtide.transforms.halo_body import build_bodies
 from lowtide.transforms.regions import Region
 from lowtide.transforms.spans import PartSpans, part_spans
 
-__all__ = ["HaloCandidate", "apply", "check_rows", "loops", "prepare"]
+__all__ = ["HaloCandidate", "apply", "assignment_of", "check_rows", "loops", "prepare", "spans_of"]
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,13 @@ def _spans(
     return found
 
 
+def spans_of(
+    graph: Graph, border: Border, assignment: Mapping[int, Axis], sizes: Sequence[int]
+) -> list[PartSpans]:
+    """The rows of each part of a legal region."""
+    return [each for each in _spans(graph, border, assignment, sizes) if isinstance(each, PartSpans)]
+
+
 # --- rewriting ------------------------------------------------------------------------------------
 
 
@@ -135,9 +142,7 @@ def apply(graph: Graph, candidate: HaloCandidate) -> Edit:
     if reasons := check_rows(normal, candidate.nodes, assignment, candidate.sizes):
         raise IllegalFission(reasons)
     border = border_of(normal, candidate.nodes, assignment)
-    spans = [
-        each for each in _spans(normal, border, assignment, candidate.sizes) if isinstance(each, PartSpans)
-    ]
+    spans = spans_of(normal, border, assignment, candidate.sizes)
     bodies, numbers = build_bodies(normal, assignment, border, spans)
     parts = tuple(_part(border, number, each) for number, each in zip(numbers, spans, strict=True))
     op = Fission(bodies, parts, border.merges)

@@ -36,20 +36,17 @@ Edge = tuple[int, int]
 def build_bodies(
     graph: Graph, assignment: Mapping[int, Axis], border: Border, parts: Sequence[PartSpans]
 ) -> tuple[tuple[Graph, ...], tuple[int, ...]]:
-    """The different bodies of `parts`, and per part which of them it runs."""
+    """The different bodies of `parts`, the one with the most rows first; per part, which of them it runs."""
     views = _edges(parts, lambda given: given.narrowed)
     copies = _edges(parts, lambda given: given.padded)
     cut = {k for part in parts for k, pair in enumerate(part.outputs) if pair and pair[0] != pair[1]}
-    patterns: dict[object, int] = {}
-    bodies: list[Graph] = []
-    numbers = []
-    for part in parts:
-        pattern = part.pattern()
-        if pattern not in patterns:
-            patterns[pattern] = len(bodies)
-            bodies.append(_Builder(graph, assignment, views, copies).build(border, part, cut))
-        numbers.append(patterns[pattern])
-    return tuple(bodies), tuple(numbers)
+    kinds: dict[object, PartSpans] = {}
+    for part in sorted(parts, key=lambda each: -each.rows):
+        kinds.setdefault(part.pattern(), part)
+    bodies = tuple(
+        _Builder(graph, assignment, views, copies).build(border, part, cut) for part in kinds.values()
+    )
+    return bodies, tuple(list(kinds).index(part.pattern()) for part in parts)
 
 
 def _edges(parts: Sequence[PartSpans], wanted: Callable[[Given], bool]) -> frozenset[Edge]:

@@ -71,6 +71,11 @@ class PartSpans:
     inputs: tuple[Span | None, ...]
     outputs: tuple[tuple[Span, Span] | None, ...]
 
+    @property
+    def rows(self) -> int:
+        """Units that all nodes make together."""
+        return sum(spans.made[1] - spans.made[0] for spans in self.nodes.values())
+
     def pattern(self) -> tuple[object, ...]:
         """What the body depends on: parts of equal pattern run one body."""
         nodes = tuple(
