@@ -33,8 +33,8 @@ from lowtide.search.copies import copies_of
 from lowtide.search.estimator import Estimator
 from lowtide.search.mirror import Mirror, build_mirror
 from lowtide.search.recompute import Halted, Menu, Point, Recomputation, RecomputeOptions
-from lowtide.transforms import fission, remat
-from lowtide.transforms.fission import FissionCandidate
+from lowtide.transforms import remat, splitting
+from lowtide.transforms.splitting import SplitCandidate
 
 __all__ = ["Choice", "Level", "Realised", "Region", "Split", "Variant", "open_level", "realise", "reordered"]
 
@@ -49,7 +49,7 @@ class Split:
     Without `inside` a body is only ordered: nothing in it is recomputed.
     """
 
-    candidates: tuple[FissionCandidate, ...]
+    candidates: tuple[SplitCandidate, ...]
     inside: Callable[[Graph], Sequence[Split]] | None = None
 
 
@@ -57,11 +57,11 @@ class Split:
 class Variant:
     """A region in one number of parts: what its node does, and the level of its first body.
 
-    A part takes what the level's point takes, `parts` times in all (uneven parts by their size), and
+    A part takes what the level's point takes, `parts` times in all (other bodies by their time), and
     `merging_s` on top for adding up sums.
     """
 
-    candidate: FissionCandidate
+    candidate: SplitCandidate
     op: Fission
     level: Level
     parts: float
@@ -194,7 +194,7 @@ def _split(opening: _Opening, graph: Graph, split: Split) -> tuple[Graph, Region
         if variants and opening.halted():
             break
         try:
-            applied = fission.apply(graph, candidate).graph
+            applied = splitting.apply(graph, candidate).graph
         except LowtideError:
             continue
         node = _newest(applied)
@@ -217,9 +217,7 @@ def _with_op(graph: Graph, number: int, op: Fission) -> Graph:
     return replace(graph, nodes=nodes)
 
 
-def _variant(
-    opening: _Opening, graph: Graph, node: Node, candidate: FissionCandidate, split: Split
-) -> Variant:
+def _variant(opening: _Opening, graph: Graph, node: Node, candidate: SplitCandidate, split: Split) -> Variant:
     op, ways = node.op, deliveries(graph, node)
     assert isinstance(op, Fission)
     body = op.bodies[0]
@@ -231,8 +229,9 @@ def _variant(
     lone = alone(graph, node)
     costs = [sum(opening.estimator.costs(each).values()) for each in op.bodies]
     whole_s = opening.estimator.costs(lone)[node.id]
-    merging_s = max(0.0, whole_s - sum(costs[part.body] for part in op.parts))
-    return Variant(candidate, op, level, sum(candidate.sizes) / candidate.sizes[0], merging_s)
+    parts_s = sum(costs[part.body] for part in op.parts)
+    merging_s = max(0.0, whole_s - parts_s)
+    return Variant(candidate, op, level, parts_s / costs[0] if costs[0] else len(op.parts), merging_s)
 
 
 def _menu(mirror: Mirror, region: Region) -> Menu:
@@ -276,7 +275,7 @@ def _realise(level: Level, source: Graph, point: Point, estimator: Estimator) ->
     """`source`, the level's or one with the same nodes for another size of part, as the point decides."""
     graph = source
     for region, choice in zip(level.regions, point.options, strict=True):
-        applied = fission.apply(graph, fission.resized(graph, choice.variant.candidate)).graph
+        applied = splitting.apply(graph, splitting.resized(graph, choice.variant.candidate)).graph
         graph = _run_as(applied, choice, estimator)
         assert region.node in graph.node
     graph = reordered(graph, [node.id for node in level.graph.nodes])

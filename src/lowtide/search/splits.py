@@ -7,7 +7,8 @@ starts at one value and comes back to it, such as the head with its loss, or the
 their backward; of these, the one with the highest *heat*, and the smallest that has most of it.  The heat of
 a region is what a split would save at the peak, less what it would cost: the outputs of a split exist from
 its start, so parameter gradients that the update would free at once have to be kept (MAGIS, section 4.2,
-with the simulated peak).  *Single*: one operator whose workspace is in the way.
+with the simulated peak).  *Rows*: of images, with halos; all of them, or the runs of operators where memory
+is in the way, together.  *Single*: one operator whose workspace is in the way.
 
 Not done here: applying them (`levels.py`), and which to open when (`explorer.py`).
 """
@@ -23,10 +24,11 @@ from lowtide.ir import Graph, Merge, Node
 from lowtide.schedule.heuristics import best_schedule
 from lowtide.search.estimator import Estimator
 from lowtide.search.levels import Split
-from lowtide.transforms import fission
+from lowtide.transforms import fission, halo
 from lowtide.transforms.fission import FissionCandidate
+from lowtide.transforms.rows import row_candidates
 
-__all__ = ["inner_splits", "large_split", "nothing_inside", "single_split"]
+__all__ = ["inner_splits", "large_split", "nothing_inside", "row_splits", "single_split"]
 
 DEEP_SHARE = 0.5
 """A region with this share of the graph's nodes is large."""
@@ -112,6 +114,22 @@ def _heat(graph: Graph, region: FissionCandidate, alive: set[int]) -> float:
 
 def _first(graph: Graph, storage: int) -> int:
     return graph.views_of[storage][0]
+
+
+# -- rows with halos -----------------------------------------------------------------------------------
+
+ROW_COUNTS = (2, 3, 4, 6, 8, 12)
+
+
+def row_splits(graph: Graph, estimator: Estimator) -> list[tuple[Split, ...]]:
+    """Sets of regions to split along rows together: a whole region first, then the hot runs of it."""
+    normal = halo.prepare(graph)
+    facts = estimator.facts(normal)
+    order = [node.id for node in normal.nodes]
+    curve = timeline(normal, order, facts, inplace=True)
+    live = dict(zip(order, curve.above_bytes, strict=True))
+    found = row_candidates(graph, ROW_COUNTS, live)
+    return [tuple(Split(candidates) for candidates in regions) for regions in found]
 
 
 # -- single operators ----------------------------------------------------------------------------------

@@ -37,24 +37,30 @@ MOST_WORK = 1.7
 
 def row_candidates(
     graph: Graph, counts: Sequence[int] = (2, 4, 8), live: Mapping[int, int] | None = None
-) -> Iterator[tuple[HaloCandidate, ...]]:
-    """Sets of regions to split together, each in all `counts`, the largest region first.
+) -> Iterator[tuple[tuple[HaloCandidate, ...], ...]]:
+    """Sets of regions to split together, the largest region first; per region its candidates by `counts`.
 
-    `live`: bytes that are alive while a node of `graph` runs; without it only whole regions are found.
+    `live`: bytes that are alive while a node of the prepared graph runs; without it only whole regions are
+    found.  Of rows and columns of the same nodes, rows are taken.
     """
     normal = prepare(graph)
+    seen: set[object] = set()
     for whole in row_regions(normal):
-        found: dict[tuple[tuple[int, ...], ...], None] = {}
         for runs in ((whole,), *_hot_runs(normal, whole, live or {})):
             key = tuple(tuple(run) for run in runs)
-            if key in found:
-                continue
-            found[key] = None
-            for count in counts:
-                parts = tuple(_candidate(normal, run, count) for run in runs)
-                kept = tuple(each for each in parts if each is not None)
+            if key not in seen:
+                seen.add(key)
+                found = (tuple(_candidates(normal, run, counts)) for run in runs)
+                kept = tuple(candidates for candidates in found if candidates)
                 if kept:
                     yield kept
+
+
+def _candidates(graph: Graph, region: Region, counts: Sequence[int]) -> Iterator[HaloCandidate]:
+    for count in counts:
+        found = _candidate(graph, region, count)
+        if found is not None:
+            yield found
 
 
 def _candidate(graph: Graph, region: Region, count: int) -> HaloCandidate | None:
@@ -142,17 +148,25 @@ def _members(inputs: Sequence[int], outputs: Sequence[int], axis: Axis) -> list[
 LEVELS = (0.25, 0.4, 0.6)
 """Shares of the peak above which a node is in the way."""
 
+SHORT = 3
+"""A dip of at most this many operators does not end a run."""
+
 
 def _hot_runs(graph: Graph, whole: Region, live: Mapping[int, int]) -> Iterator[tuple[Region, ...]]:
     """Per level, the runs of nodes of `whole` that are alive with more than that share of the peak."""
     peak = max(live.values(), default=0)
-    for level in LEVELS:
-        runs: list[dict[int, int]] = [{}]
-        for number, position in whole.items():
+    for level in LEVELS if peak else ():
+        runs: list[list[int]] = [[]]
+        dip: list[int] = []
+        for number in whole:
             if live.get(number, 0) > level * peak:
-                runs[-1][number] = position
-            elif runs[-1] and number in live and not graph.is_view(graph.node[number]):
-                runs.append({})
-        kept = tuple(run for run in runs if len(run) > 1)
-        if kept and peak:
+                runs[-1] += [*dip, number] if runs[-1] else [number]
+                dip = []
+            elif runs[-1]:
+                dip.append(number)
+                if sum(not graph.is_view(graph.node[each]) for each in dip) > SHORT:
+                    runs.append([])
+                    dip = []
+        kept = tuple({number: whole[number] for number in run} for run in runs if len(run) > 1)
+        if kept:
             yield kept
