@@ -6,8 +6,8 @@ and say why it stopped.
 Method.  The whole graph first, so that there is an answer at once.  Then regions, those that hold most of
 the peak first: the head with its loss, the batch as a whole, the late layers, operators whose workspace is
 in the way.  Each base is traced by falling targets, and no further than the goal asks: to a little below a
-target, or to a little above a time.  With a limit, the bases that are nearest to the best known point take turns
-at large-neighbourhood search.
+target, or to a little above a time.  With a limit, the bases that are nearest to the best known point take
+turns at large-neighbourhood search.
 
 Invariants.  `points` only ever gets better.  Deterministic for a seed as long as no time limit cuts in.
 """
@@ -23,7 +23,7 @@ from lowtide.search.bases import Base, open_base
 from lowtide.search.estimator import Estimator
 from lowtide.search.levels import Split
 from lowtide.search.recompute import Point
-from lowtide.search.splits import inner_splits, large_split, single_split
+from lowtide.search.splits import inner_splits, large_split, row_splits, single_split
 from lowtide.transforms.fission import prepare
 
 __all__ = ["Explorer", "Goal", "Improvement", "Spot"]
@@ -114,6 +114,8 @@ class Explorer:
             yield "batch", (large,)
         if len(inner) > 1:
             yield "late layers", inner[1:]
+        for number, rows in enumerate(row_splits(self.graph, self.estimator)):
+            yield f"rows {number + 1}", rows
 
     def _open(self, label: str, splits: tuple[Split, ...]) -> Base | None:
         base = open_base(label, self.graph, splits, self.estimator, self.seed, self._stopped)
