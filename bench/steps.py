@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lowtide.capture.door import capture
 from lowtide.fusion.codegen.library import compile_bodies
 from lowtide.fusion.planner import plan_blocks
+from lowtide.fusion.profit import Pricing
 from lowtide.ir.aten import call, tensors_of
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.ops import Aten, Fused
@@ -21,7 +22,7 @@ def build(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Callable[[], T
     """(a call that returns the output, operators before, kernels and operators after)."""
     program = capture(Workload(module, args=inputs))
     plain = program.graph
-    graph = apply(plain, FuseCandidate(plan_blocks(plain))).graph
+    graph = apply(plain, FuseCandidate(plan_blocks(plain, Pricing(keep=True)))).graph
     values = _allocate(graph, program.bind(inputs, {}, ()))
     steps = _steps(graph, values)
     result = graph.outputs[0]
@@ -51,7 +52,7 @@ def _allocate(graph: Graph, given: dict[int, Tensor]) -> dict[int, Tensor]:
 
 def _steps(graph: Graph, values: dict[int, Tensor]) -> list[Callable[[], object]]:
     fused = [node for node in graph.nodes if isinstance(node.op, Fused)]
-    library = compile_bodies([node.op.body for node in fused if isinstance(node.op, Fused)])
+    library = compile_bodies([node.op.body for node in fused if isinstance(node.op, Fused)], keep=True)
     assert library is not None, "no compiler"
     kernels = {node.id: library.kernel(k) for k, node in enumerate(fused)}
     room = torch.empty(

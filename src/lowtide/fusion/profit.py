@@ -49,9 +49,10 @@ class Rates:
 
 @dataclass
 class Pricing:
-    """Predicted seconds of bodies, remembered by content."""
+    """Predicted seconds of bodies, remembered by content; `keep` as in `lower`."""
 
     rates: Rates = field(default_factory=Rates)
+    keep: bool = False
     known: dict[str, float | None] = field(default_factory=dict)
 
     def seconds(self, body: Graph) -> float | None:
@@ -59,7 +60,7 @@ class Pricing:
         key = graph_key(body)
         if key not in self.known:
             try:
-                self.known[key] = self._price(lower(body))
+                self.known[key] = self._price(lower(body, keep=self.keep))
             except Unfusable:
                 self.known[key] = None
         return self.known[key]
@@ -116,7 +117,7 @@ class Pricing:
     def compiles(self, body: Graph) -> bool:
         """Whether code can be generated for `body`, templates included."""
         try:
-            emit_kernel("KERNEL", lower(body))
+            emit_kernel("KERNEL", lower(body, keep=self.keep))
         except Unfusable:
             return False
         return True

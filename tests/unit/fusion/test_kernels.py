@@ -216,12 +216,10 @@ def test_without_a_compiler_plans_run_unfused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_blas_stands_in_for_the_micro_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine whose libtorch exports no brgemm: same results from BLAS."""
-    from lowtide.fusion.codegen import library
+    from lowtide.fusion.codegen import library, shelf
 
-    plain = library.emit_source
-    monkeypatch.setattr(
-        library, "emit_source", lambda b: (lambda t, s, n: ("#define LT_BLAS\n" + t, s, n))(*plain(b))
-    )
+    plain = shelf.preamble
+    monkeypatch.setattr(shelf, "preamble", lambda *parts: "#define LT_BLAS\n" + plain(*parts))
     x, y = rand(50, 60), rand(60, 70)
     found = library.compile_bodies([trace(torch.mm, (x, y))])
     assert found is not None

@@ -19,14 +19,27 @@ static inline void lt_brgemm(int64_t m, int64_t n, int64_t k, int64_t lda, int64
   at::native::cpublas::brgemm(m, n, k, lda, ldb, ldc, add, a, b, c, false);
 }
 #endif
+// Rows of `taps` runs of `c` floats, which follow each other and overlap the next row's (lda may be less than both).
+static inline void lt_window(int64_t m, int64_t n, int64_t taps, int64_t c, int64_t lda, int64_t ldb, int64_t ldc, bool add,
+                             const float* a, const float* b, float* o) {
+#ifdef LT_BLAS
+  for (int64_t t = 0; t < taps; ++t) lt_brgemm(m, n, c, lda, ldb, ldc, add || t, a + t * c, b + t * c * ldb, o);
+#else
+  lt_brgemm(m, n, taps * c, lda, ldb, ldc, add, a, b, o);
+#endif
+}
 extern "C" long lt_self_test() {
   float a[20 * 24], b[24 * 32], c[20 * 32], d[20 * 32];
   for (int i = 0; i < 20 * 24; ++i) a[i] = (float)((i * 7) % 11) - 5.0f;
   for (int i = 0; i < 24 * 32; ++i) b[i] = (float)((i * 5) % 13) - 6.0f;
   for (int i = 0; i < 20 * 32; ++i) c[i] = d[i] = (float)(i % 3);
-  lt_brgemm(20, 30, 24, 24, 32, 32, true, a, b, c);
+  try {
+    lt_brgemm(20, 30, 24, 24, 32, 32, true, a, b, c);
+    lt_window(10, 30, 3, 8, 8, 32, 32, true, a, b, c);  // rows that overlap
+  } catch (...) { return 1; }
   at::native::cpublas::brgemm_release(false);
   for (int i = 0; i < 20; ++i) for (int j = 0; j < 30; ++j) for (int k = 0; k < 24; ++k) d[i * 32 + j] += a[i * 24 + k] * b[k * 32 + j];
+  for (int i = 0; i < 10; ++i) for (int j = 0; j < 30; ++j) for (int k = 0; k < 24; ++k) d[i * 32 + j] += a[i * 8 + k] * b[k * 32 + j];
   for (int i = 0; i < 20 * 32; ++i) if (c[i] != d[i]) return 1;
   return 0;
 }

@@ -35,8 +35,9 @@ from lowtide.fusion.codegen.loops import Writer, size
 from lowtide.fusion.codegen.lower import Lowered
 from lowtide.fusion.codegen.nest import plan_stages
 from lowtide.fusion.codegen.rows import Inner
+from lowtide.fusion.codegen.sliding import emitter_of
 from lowtide.fusion.codegen.stage import Stage
-from lowtide.fusion.codegen.tensor import Kernel, Store
+from lowtide.fusion.codegen.tensor import Kernel, Store, Window
 
 __all__ = ["GRAIN", "Source", "emit_kernel", "far_references"]
 
@@ -217,7 +218,9 @@ def _emit_part(part: Stage | Link, writer: Writer, spilled: Mapping[str, str]) -
         return
     stage = part
     writer.line(f"// {stage.rows} x {stage.cols}")
-    if stage.product is not None:
+    if isinstance(stage.product, Window):
+        emitter_of(stage.product)(stage, writer, spilled).emit()
+    elif stage.product is not None:
         Gemm(stage, writer, spilled).emit()
     elif stage.flat:
         Flat(stage, writer, spilled).emit()

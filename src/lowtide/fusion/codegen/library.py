@@ -195,8 +195,8 @@ def compile_bodies(bodies: Sequence[Graph], keep: bool = False) -> KernelLibrary
         return None
     rows = zip(bodies, sources, names, functions, strict=True)
     kernels = [
-        Kernel(name, _signature(body, source), function, body, text=source.text)
-        for body, source, name, function in rows
+        Kernel(name, _signature(body, source), made.call, body, made.prepare, source.text)
+        for body, source, name, made in rows
     ]
     return KernelLibrary(tuple(kernels), text)
 

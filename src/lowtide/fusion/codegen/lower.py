@@ -60,9 +60,13 @@ def knows(op: object) -> bool:
     return name in POINTWISE or name in MOVERS or name in COMPOSITES or name in _CREATORS
 
 
-def lower(body: Graph, exact_sqrt: bool = False) -> Lowered:
-    """The kernel of `body`; `exact_sqrt` keeps eager's own square root (updates are bit-equal)."""
-    work = _Lowering(body, exact_sqrt)
+def lower(body: Graph, exact_sqrt: bool = False, keep: bool = False) -> Lowered:
+    """The kernel of `body`.
+
+    `exact_sqrt` keeps eager's own square root (updates are bit-equal); `keep`: what is made of constants may
+    be kept from call to call.
+    """
+    work = _Lowering(body, exact_sqrt, keep)
     for node in body.nodes:
         if node.writes or any(body.readers[out] or out in body.outputs for out in node.outputs):
             work.visit(node)
@@ -75,6 +79,7 @@ def lower(body: Graph, exact_sqrt: bool = False) -> Lowered:
 class _Lowering:
     body: Graph
     exact_sqrt: bool
+    keep: bool
     kernel: Kernel = field(default_factory=Kernel)
     tensors: dict[int, Tensor | Expr] = field(default_factory=dict)
     written: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
@@ -93,7 +98,7 @@ class _Lowering:
             _check_dtype(meta, f"input {position}")
             self.dtypes[f"i{position}"] = meta.dtype
             self.inputs.setdefault(self.body.values[value].storage, position)
-            if self.body.storage_of(value).role is Role.CONST:
+            if self.keep and self.body.storage_of(value).role is Role.CONST:
                 self.kernel.constants.add(f"i{position}")
             self.tensors[value] = self._load(f"i{position}", meta, 0)
 
@@ -143,6 +148,8 @@ class _Lowering:
 
     def _define(self, value: int, result: Tensor | None) -> None:
         meta = self.body.values[value].meta
+        if result is None and not self.body.readers[value] and value not in self.body.outputs:
+            return
         if result is None or result.shape != meta.shape or result.dtype != meta.dtype:
             made = None if result is None else (result.shape, result.dtype)
             raise Unfusable(f"value %{value} should be {meta.dtype} {meta.shape}, its rule makes {made}")
@@ -260,6 +267,11 @@ class _Lowering:
             self._store_into(f"i{slot}", tensor, home.meta, home.offset - base.offset)
 
     def _store_into(self, buffer: str, tensor: Tensor, meta: TensorMeta, offset: int) -> None:
+        if tensor.finer is not None:
+            (_, _, _, a, _, b), (s0, s1, s2, s3) = tensor.finer.shape, meta.stride
+            fine = (s0, s1, s2 * a, s2, s3 * b, s3)
+            self.kernel.stores.append(Store(buffer, tensor.finer, fine, meta.dtype, offset))
+            return
         if not tensor.pieces:
             self.kernel.stores.append(Store(buffer, tensor, meta.stride, meta.dtype, offset))
             return

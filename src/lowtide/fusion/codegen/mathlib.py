@@ -27,9 +27,10 @@ def _text(name: str) -> str:
     return (files("lowtide.fusion.codegen") / name).read_text()
 
 
-def preamble(uses_torch: bool, uses_brgemm: bool) -> str:
-    """What a generated file starts with; the two parts that need libtorch only on request."""
+def preamble(uses_torch: bool, uses_brgemm: bool, uses_windows: bool = False) -> str:
+    """What a generated file starts with; the parts that not every file needs only on request."""
     parts = [_text("scalars.hpp")]
     parts += [_text("torch_sqrt.hpp")] if uses_torch else []
     parts += [_text("brgemm.hpp")] if uses_brgemm else []
+    parts += [_text("windows.hpp")] if uses_windows else []
     return "".join(parts)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.fusion.codegen.c import Source
@@ -28,15 +29,24 @@ from lowtide.fusion.codegen.compiler import (
 )
 from lowtide.fusion.codegen.mathlib import preamble
 
-__all__ = ["functions_of"]
+__all__ = ["Compiled", "functions_of"]
 
 Function = Callable[..., int]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's function, and the one that prepares what it keeps of constants (None: it keeps nothing)."""
+
+    call: Function
+    prepare: Function | None = None
+
 
 _MANY = 8
 """Functions that are worth a second compiler at the same time."""
 
 
-def functions_of(sources: Sequence[Source]) -> list[Function]:
+def functions_of(sources: Sequence[Source]) -> list[Compiled]:
     """The compiled functions of `sources`, in order; equal texts share one.  Raises CompileError."""
     distinct = {source.text: source for source in sources}
     libraries: dict[str, ctypes.CDLL | None] = {}
@@ -46,24 +56,27 @@ def functions_of(sources: Sequence[Source]) -> list[Function]:
     return [_present(found[source.text]) for source in sources]
 
 
-def _present(function: Function | None) -> Function:
+def _present(function: Compiled | None) -> Compiled:
     assert function is not None
     return function
 
 
-def _compile(sources: Sequence[Source]) -> dict[str, Function | None]:
+def _compile(sources: Sequence[Source]) -> dict[str, Compiled | None]:
     halves = [sources[0::2], sources[1::2]] if len(sources) >= _MANY else [sources]
     with ThreadPoolExecutor(len(halves)) as pool:
-        made: Iterable[dict[str, Function | None]] = pool.map(_compile_unit, [half for half in halves if half])
+        made: Iterable[dict[str, Compiled | None]] = pool.map(
+            _compile_unit, [half for half in halves if half]
+        )
         return {text: function for unit in made for text, function in unit.items()}
 
 
-def _compile_unit(sources: Sequence[Source]) -> dict[str, Function | None]:
+def _compile_unit(sources: Sequence[Source]) -> dict[str, Compiled | None]:
     names = {source.text: f"lt_k{number}" for number, source in enumerate(sources)}
     torch, brgemm = any(s.uses_torch for s in sources), any(s.uses_brgemm for s in sources)
+    head = preamble(torch, brgemm, any(s.uses_windows for s in sources))
     parts = [source.text.replace("KERNEL", names[source.text]) for source in sources]
-    path, library = _load("\n".join([preamble(torch, brgemm), *parts, ""]), torch, brgemm)
-    functions: dict[str, Function | None] = {}
+    path, library = _load("\n".join([head, *parts, ""]), torch, brgemm)
+    functions: dict[str, Compiled | None] = {}
     for source in sources:
         entry = _entry(source)
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -87,11 +100,11 @@ def _load(text: str, uses_torch: bool, uses_brgemm: bool) -> tuple[Path, ctypes.
 
 
 def _entry(source: Source) -> Path:
-    head = preamble(source.uses_torch, source.uses_brgemm)
+    head = preamble(source.uses_torch, source.uses_brgemm, source.uses_windows)
     return cache_folder() / "functions" / digest_of(head, source.text)
 
 
-def _on_shelf(source: Source, libraries: dict[str, ctypes.CDLL | None]) -> Function | None:
+def _on_shelf(source: Source, libraries: dict[str, ctypes.CDLL | None]) -> Compiled | None:
     try:
         name, symbol = _entry(source).read_text().split()
     except (OSError, ValueError):
@@ -112,8 +125,9 @@ def _reload(path: Path) -> ctypes.CDLL | None:
     return library if test is None or test() == 0 else None
 
 
-def _function(library: ctypes.CDLL, name: str) -> Function | None:
+def _function(library: ctypes.CDLL, name: str) -> Compiled | None:
     function = getattr(library, name, None)
-    if function is not None:
-        function.restype = ctypes.c_long
-    return function
+    if function is None:
+        return None
+    function.restype = ctypes.c_long
+    return Compiled(function, getattr(library, f"{name}_prepare", None))

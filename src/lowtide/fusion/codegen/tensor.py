@@ -31,6 +31,7 @@ __all__ = [
     "Store",
     "Tensor",
     "Unfusable",
+    "Window",
     "broadcast",
     "reshape",
 ]
@@ -53,13 +54,17 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A virtual tensor: shape, stored dtype and the rule for its elements; `pieces` lie along `axis`."""
+    """A virtual tensor: shape, stored dtype and the rule for its elements; `pieces` lie along `axis`.
+
+    `finer` is the same tensor ``[n, c, h, w]`` as ``[n, c, h / a, a, w / b, b]``, where a store can use that.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     rule: At
     axis: int = 0
     pieces: tuple[Piece, ...] = ()
+    finer: Tensor | None = None
     _memo: dict[tuple[Index, ...], Expr] = field(default_factory=dict)
 
     @property
@@ -109,6 +114,43 @@ class Contraction:
     def kept(self) -> tuple[int, ...]:
         """Sizes of the result."""
         return self.sizes[:3]
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Contraction):
+    """Every result combines a window of `source` ``[n, c, h, w]``; `pad` surrounds it as `fill` says.
+
+    `way` is dense (a convolution: `weight` is ``[result channel, c, kh, kw]``), or, each channel by itself,
+    multiply, largest or total (`weight` is ``[c, 1, kh, kw]`` or None).  `grid` is the results' height and
+    width.  The result is stored channels-last, ``[n, h, w, c]``; if `planar`, ``[n, c, h, w]``.
+    """
+
+    source: Tensor
+    weight: Tensor | None
+    way: str
+    taps: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+    dilation: tuple[int, int]
+    grid: tuple[int, int]
+    planar: bool = False
+
+    @property
+    def axes(self) -> tuple[Var, Var, Var, Var]:
+        """The variables over which `source` is read."""
+        return tuple(  # type: ignore[return-value]
+            Var(name, size) for name, size in zip(("xn", "xc", "xh", "xw"), self.source.shape, strict=True)
+        )
+
+    @property
+    def parts(self) -> tuple[tuple[int, int, Expr], ...]:
+        """(first channel, one past the last, element) of `source`; several if it is a concatenation."""
+        indices = tuple(Index.of(axis) for axis in self.axes)
+        if not self.source.pieces:
+            return ((0, self.source.shape[1], self.source.at(indices)),)
+        if self.source.axis != 1:
+            raise Unfusable("a window over a concatenation that is not along the channels")
+        return tuple((p.start, p.stop, p.tensor.at(indices)) for p in self.source.pieces)
 
 
 @dataclass(frozen=True, eq=False)
