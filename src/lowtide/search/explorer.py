@@ -22,7 +22,7 @@ from lowtide.ir import Graph
 from lowtide.search.bases import Base, open_base
 from lowtide.search.estimator import Estimator
 from lowtide.search.levels import Split
-from lowtide.search.recompute import Point
+from lowtide.search.recompute import Point, Recomputation
 from lowtide.search.splits import inner_splits, large_split, row_splits, single_split
 from lowtide.transforms.fission import prepare
 
@@ -30,6 +30,9 @@ __all__ = ["Explorer", "Goal", "Improvement", "Spot"]
 
 BEYOND = 1.3
 """How far above the time of the goal a base is traced: predictions are corrected after measuring."""
+
+SHARES = (0.97, 0.99, 0.995)
+"""Targets of neighbourhood search under a limit on time, as shares of the least peak so far."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Explorer:
         self.prepare()
         self.started = time.monotonic()
         self._trace(self.bases[0])
+        self._open_inner()
         for label, splits in self._regions():
             if self._stopped():
                 break
@@ -101,19 +105,38 @@ class Explorer:
         self._make_room()
         if self.goal.target_bytes is not None and not self._stopped():
             self._refine(self.goal.target_bytes)
+        elif self.goal.ratio is not None:
+            self._squeeze(self.goal.ratio)
         if self.halted():
             self.stop_reason = "time"
 
+    def _open_inner(self) -> None:
+        """Split the region that holds most of what is alive at the best point's peak, then the next.
+
+        With each split and with recomputation the peak moves elsewhere, so heat is looked at again.
+        """
+        splits: tuple[Split, ...] = ()
+        while len(splits) < self.rounds and not self._stopped():
+            best = self.best()
+            if best is None or best.base.splits != splits:
+                return  # the last one did not help
+            search = best.base.level.search
+            taken = [node for each in splits for node in each.candidates[0].axes]
+            alive = search.alive(search.mask(best.point))
+            found = inner_splits(self.graph, self.estimator, alive, taken)
+            if not found:
+                return
+            count = len(splits) + 1
+            opened = self._open(f"{count} inner region{'s' * (count > 1)}", (*splits, found[0]))
+            if opened is None:
+                return
+            splits = opened.splits
+
     def _regions(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
-        """What to split, one base each, the most promising first."""
-        inner = inner_splits(self.graph, self.estimator)
-        if inner:
-            yield "inner region", inner[:1]
+        """What else to split, one base each, the most promising first."""
         large = large_split(self.graph, self.estimator)
         if large is not None:
             yield "batch", (large,)
-        if len(inner) > 1:
-            yield "late layers", inner[1:]
         for number, rows in enumerate(row_splits(self.graph, self.estimator)):
             yield f"rows {number + 1}", rows
 
@@ -180,6 +203,19 @@ class Explorer:
             for spot in near:
                 spot.base.improve(target, 1.0, self._stopped)
 
+    def _squeeze(self, ratio: float) -> None:
+        """Neighbourhood search at targets a little under the best point's, as long as there is time."""
+        failures, share = 0, SHARES[0]
+        while failures < 2 * len(SHARES) and not self._stopped():
+            best = self.best()
+            assert best is not None
+            target, bound = int(best.point.peak_bytes * share), ratio * self.unconstrained_s()
+            search = best.base.level.search
+            search.reach(target, search.mask(best.point), self._stopped)
+            search.improve(target, 1.0, lambda: self._stopped() or _meets(search, target, bound), 30)
+            failures = 0 if _meets(search, target, bound) else failures + 1
+            share = SHARES[failures % len(SHARES)]
+
     def spots(self) -> list[Spot]:
         """The points of all bases, dominated ones left out, by falling peak."""
         found = [Spot(base, point) for base in self.bases for point in base.points()]
@@ -205,6 +241,11 @@ class Explorer:
     def unconstrained_s(self) -> float:
         """Predicted seconds of the whole graph with nothing recomputed."""
         return self.bases[0].level.search.points[0].latency_s
+
+
+def _meets(search: Recomputation, target: int, bound_s: float) -> bool:
+    point = search.cheapest(target)
+    return point is not None and point.latency_s <= bound_s
 
 
 def _cheapest(base: Base, target: int) -> Spot | None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lowtide.analysis.facts import Facts
 from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.analysis.timeline import Timeline, timeline
 from lowtide.errors import LowtideError
@@ -164,7 +165,7 @@ def _open(
     for split in splits:
         graph, region = _split(opening, graph, split)
         regions += [region] if region is not None else []
-    graph = reordered(graph, best_schedule(graph, estimator.facts(graph), inplace=True).order)
+    graph = reordered(graph, _base_order(graph, estimator.facts(graph)))
     late = remat.late_nodes(graph)
     runs = graph if as_run is None else as_run(graph)
     order = [node.id for node in runs.nodes]
@@ -180,6 +181,37 @@ def _open(
         tuple(_mask(mirror, members) for members in copies_of(graph, allowed)),
     )
     return Level(graph, late, search, source, tuple(regions))
+
+
+def _base_order(graph: Graph, facts: Facts) -> tuple[int, ...]:
+    """The best order, with updates right after what they wait for: then the gradient is free.
+
+    Where the peak is elsewhere the schedulers do not care, but it moves when more is decided.
+    """
+    order = tuple(best_schedule(graph, facts, inplace=True).order)
+    early = _updates_early(graph, order)
+    peaks = [timeline(graph, each, facts, inplace=True).peak_above_bytes for each in (early, order)]
+    return early if peaks[0] <= peaks[1] else order
+
+
+def _updates_early(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
+    after: dict[int | None, list[int]] = {}
+    place = {number: k for k, number in enumerate(order)}
+    for number in order:
+        if graph.node[number].origin.phase == "update" and not graph.node[number].outputs:
+            waits = max(graph.dependencies[number], key=place.__getitem__, default=None)
+            after.setdefault(waits, []).append(number)
+    moved = {number for numbers in after.values() for number in numbers}
+    result: list[int] = []
+    pending = [*reversed(after.get(None, ()))]
+    for number in (None, *order):
+        if number is not None and number not in moved:
+            result.append(number)
+            pending = [*reversed(after.get(number, ()))]
+        while pending:  # an update may wait for another one
+            result.append(pending.pop())
+            pending += reversed(after.get(result[-1], ()))
+    return tuple(result)
 
 
 def _mask(mirror: Mirror, storages: frozenset[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -131,6 +131,25 @@ class Recomputation:
         workspace, cost = self._prices(chosen)
         return self.mirror.evaluate(chosen[: self.size], workspace, cost)
 
+    def alive(self, chosen: Bools) -> frozenset[int]:
+        """The storages (graph ids) that are alive at the peak, as originals or as copies."""
+        now = self.evaluate(chosen)
+        peak, mirror = int(now.live_bytes.argmax()), self.mirror
+        spans: dict[tuple[int, bool], tuple[int, int]] = {}
+        for k, node in enumerate(now.steps):
+            copy = bool(now.is_copy[k])
+            behind = copy or bool(mirror.late[node])
+            for storage in mirror.made[mirror.made_start[node] : mirror.made_start[node + 1]]:
+                spans[int(storage), copy] = (k, k)
+            for storage in mirror.reads_of(int(node)):
+                key = int(storage), bool(chosen[storage]) and behind
+                if key in spans:
+                    spans[key] = (spans[key][0], k)
+        held = {
+            s for (s, _), (start, stop) in spans.items() if start <= peak and (stop >= peak or mirror.kept[s])
+        }
+        return frozenset(mirror.storage_ids[s] for s in held)
+
     def _prices(self, chosen: Bools) -> tuple[Ints, Floats]:
         picked = np.flatnonzero(chosen[self.size :])
         if not picked.size:

@@ -15,7 +15,7 @@ Not done here: applying them (`levels.py`), and which to open when (`explorer.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from lowtide.analysis.axis import Axis
 from lowtide.analysis.dims import axes
@@ -56,13 +56,24 @@ def large_split(
 
 
 def inner_splits(
-    graph: Graph, estimator: Estimator, counts: Sequence[int] = (2, 4, 8, 16)
+    graph: Graph,
+    estimator: Estimator,
+    alive: Collection[int] | None = None,
+    taken: Collection[int] = (),
+    counts: Sequence[int] = (2, 4, 8, 16),
 ) -> tuple[Split, ...]:
-    """The smallest inner region with most of the heat, and the hottest; none if none is worth it."""
-    found = list(_by_region(fission.nested_candidates(graph, counts)))
+    """The smallest inner region with most of the heat, and the hottest; none if none is worth it.
+
+    `alive`: the storages at the peak; those of the graph without any decision if it is absent.  Regions with
+    nodes that are `taken` do not count.
+    """
+    regions = _by_region(fission.nested_candidates(graph, counts))
+    found = [each for each in regions if not any(node in each[0].axes for node in taken)]
     if not found:
         return ()
-    heat = _heats(graph, [candidates[0] for candidates in found], estimator)
+    normal = fission.prepare(graph, found[0][0].masks)
+    alive = _at_peak(normal, estimator) if alive is None else alive
+    heat = [_heat(normal, candidates[0], frozenset(alive)) for candidates in found]
     hottest = max(range(len(found)), key=heat.__getitem__)
     if heat[hottest] <= 0:
         return ()
@@ -84,17 +95,16 @@ def _by_region(candidates: Iterable[FissionCandidate]) -> list[tuple[FissionCand
     return [tuple(group) for group in found.values()]
 
 
-def _heats(graph: Graph, regions: Sequence[FissionCandidate], estimator: Estimator) -> list[float]:
-    """For each region, the bytes that an infinitely fine split would save at the peak."""
-    normal = fission.prepare(graph, regions[0].masks)
-    facts = estimator.facts(normal)
-    order = best_schedule(normal, facts, inplace=True).order
-    curve = timeline(normal, order, facts, inplace=True)
-    alive = {storage for buffer in curve.alive(curve.peak_step) for storage in buffer.storages}
-    return [_heat(normal, region, alive) for region in regions]
+def _at_peak(graph: Graph, estimator: Estimator) -> set[int]:
+    """The storages that are alive at the peak of the best order."""
+    facts = estimator.facts(graph)
+    order = best_schedule(graph, facts, inplace=True).order
+    curve = timeline(graph, order, facts, inplace=True)
+    return {storage for buffer in curve.alive(curve.peak_step) for storage in buffer.storages}
 
 
-def _heat(graph: Graph, region: FissionCandidate, alive: set[int]) -> float:
+def _heat(graph: Graph, region: FissionCandidate, alive: frozenset[int]) -> float:
+    """The bytes that an infinitely fine split would save at the peak."""
     made = {graph.values[out].storage for number in region.axes for out in graph.node[number].outputs}
     read = {graph.values[value].storage for number in region.axes for value in graph.node[number].inputs}
     own = {s for s in made if graph.producer.get(_first(graph, s)) in region.axes}
@@ -118,7 +128,7 @@ def _first(graph: Graph, storage: int) -> int:
 
 # -- rows with halos -----------------------------------------------------------------------------------
 
-ROW_COUNTS = (2, 3, 4, 6, 8, 12)
+ROW_COUNTS = (2, 3, 5, 8)
 
 
 def row_splits(graph: Graph, estimator: Estimator) -> list[tuple[Split, ...]]:
