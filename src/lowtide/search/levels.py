@@ -169,7 +169,8 @@ def _open(
     late = remat.late_nodes(graph)
     runs = graph if as_run is None else as_run(graph)
     order = [node.id for node in runs.nodes]
-    mirror = build_mirror(runs, order, estimator.facts(runs), estimator.costs(runs), late, as_run is not None)
+    delivered = None if as_run is None else frozenset(graph.values[out].storage for out in graph.outputs)
+    mirror = build_mirror(runs, order, estimator.facts(runs), estimator.costs(runs), late, delivered)
     allowed = remat.recomputable(graph, late)
     search = Recomputation(
         mirror,

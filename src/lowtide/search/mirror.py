@@ -113,11 +113,12 @@ def build_mirror(
     facts: Facts,
     costs: Mapping[int, float],
     late: frozenset[int],
-    outputs_outside: bool = False,
+    delivered: frozenset[int] | None = None,
 ) -> Mirror:
     """Mirror `graph` in `order`; `costs` are seconds by node id, `late` as in `transforms.remat`.
 
-    With `outputs_outside` the graph's results take no memory here (the body of a Fission).
+    `delivered`, for the body of a Fission as it runs: the storages of its results.  Those that are outputs of
+    `graph` take no memory here; the others are copied once made, whether or not anybody reads them.
     """
     nodes = [graph.node[i] for i in order if not graph.is_view(graph.node[i])]
     storages = [s.id for s in graph.storages.values() if not s.role.resident and s.nbytes >= 0]
@@ -134,7 +135,7 @@ def build_mirror(
     reuse_start, reuse_in = _ragged(reuse)
     kept = {graph.values[value].storage for value in graph.outputs}
     sizes = _sizes(graph, facts, storages)
-    if outputs_outside:
+    if delivered is not None:
         sizes[[number[storage] for storage in kept if storage in number]] = 0
     old_start, old, write_start, writes = _hazards(graph, nodes)
     return Mirror(
@@ -151,7 +152,7 @@ def build_mirror(
         workspace=np.array([workspace_bytes(graph, node, facts) for node in nodes], np.int64),
         cost=np.array([costs.get(node.id, 0.0) for node in nodes], np.float64),
         late=np.array([node.id in late for node in nodes], np.bool_),
-        pinned=np.array([_is_pinned(node) for node in nodes], np.bool_),
+        pinned=np.array([_is_pinned(graph, node, delivered or frozenset()) for node in nodes], np.bool_),
         old_start=old_start,
         old=old,
         write_start=write_start,
@@ -169,8 +170,9 @@ def _hazards(graph: Graph, nodes: Sequence[Node]) -> tuple[Ints, Ints, Ints, Int
     return *_ragged(reads), *_ragged(writes)
 
 
-def _is_pinned(node: Node) -> bool:
-    return bool(node.writes) or is_random(node.op) or not node.outputs
+def _is_pinned(graph: Graph, node: Node, delivered: frozenset[int]) -> bool:
+    handed_out = any(graph.values[out].storage in delivered for out in node.outputs)
+    return handed_out or bool(node.writes) or is_random(node.op) or not node.outputs
 
 
 def _storages(graph: Graph, node: Node) -> list[int]:
