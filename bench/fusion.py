@@ -151,6 +151,15 @@ def _encoder() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Encoder(6, 768, 12).eval(), (torch.randn(1, 128, 768),)
 
 
+def _images(name: str) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
+    def make() -> tuple[nn.Module, tuple[Tensor, ...]]:
+        from bench import images
+
+        return getattr(images, name)()  # type: ignore[no-any-return]
+
+    return make
+
+
 MILLIONS = (1 << 22,)
 ROWS = {
     "eleven": Row("11 cheap element-wise, 4M", 0.08, _plain(eleven, [MILLIONS, MILLIONS])),
@@ -167,6 +176,9 @@ ROWS = {
         "Linear 768->3072 + GELU, M=384", 0.79, _plain(linear_gelu, [(384, 768)], [(3072, 768), (3072,)])
     ),
     "attention": Row("attention written out 12x384x64", 0.66, _plain(attention, [(12, 384, 64)] * 3)),
+    "depthwise": Row("depthwise 3x3 + BN + ReLU6", 0.41, _images("depthwise")),
+    "mobilenet": Row("MobileNetV2-like 224", 0.41, _images("mobilenet")),
+    "unet": Row("U-Net-like b32 256", 0.72, _images("unet")),
     "bert": Row("BERT-like, 6 layers, L128", 0.77, _encoder),
 }
 

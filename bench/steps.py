@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lowtide.capture.door import capture
 from lowtide.fusion.codegen.library import compile_bodies
+from lowtide.fusion.layout import channels_last
 from lowtide.fusion.planner import plan_blocks
 from lowtide.fusion.profit import Pricing
 from lowtide.ir.aten import call, tensors_of
@@ -21,7 +22,7 @@ from lowtide.workload import Workload
 def build(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Callable[[], Tensor], int, int]:
     """(a call that returns the output, operators before, kernels and operators after)."""
     program = capture(Workload(module, args=inputs))
-    plain = program.graph
+    plain = channels_last(program.graph).graph
     graph = apply(plain, FuseCandidate(plan_blocks(plain, Pricing(keep=True)))).graph
     values = _allocate(graph, program.bind(inputs, {}, ()))
     steps = _steps(graph, values)

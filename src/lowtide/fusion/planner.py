@@ -43,6 +43,10 @@ _SINGLES = frozenset(
         "aten._native_batch_norm_legit_functional.default",
         "aten.native_batch_norm_backward.default",
         "aten.native_layer_norm_backward.default",
+        "aten.convolution.default",
+        "aten.max_pool2d_with_indices.default",
+        "aten.avg_pool2d.default",
+        "aten._adaptive_avg_pool2d.default",
     }
 )
 
@@ -54,6 +58,7 @@ _HALVED = frozenset({"aten._scaled_dot_product_flash_attention_for_cpu.default"}
 class Limits:
     """The constraint check: operators and buffers of one block, and how far apart they may be.
 
+    Without `reductions` only operators are taken that compute each element from elements.
     `reach` counts the operators from a block's first to its last in program order: what is done early lives
     long, and what was recomputed late is not to be done early again.
     Lone operators whose generated kernel beats ATen's are blocks too: `singles`, and matrix products of at
@@ -63,6 +68,7 @@ class Limits:
     operators: int = 64
     buffers: int = 20
     reach: int = 1 << 30
+    reductions: bool = True
     product: float = 1e6
     singles: frozenset[str] = _SINGLES
 
@@ -92,7 +98,11 @@ class _Planner:
     taken: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.types = {n: t for n, t in _classified(self.graph).items() if n not in self.banned}
+        self.types = {
+            number: kind
+            for number, kind in _classified(self.graph).items()
+            if number not in self.banned and (self.limits.reductions or kind.kind is None)
+        }
         computing = [node.id for node in self.graph.nodes if not self.graph.is_view(node)]
         self.place = {number: place for place, number in enumerate(computing)}
         self.index = {node.id: k for k, node in enumerate(self.graph.nodes)}
@@ -101,12 +111,13 @@ class _Planner:
         self.outputs_bytes = {n: _result_bytes(self.graph, self.graph.node[n]) for n in self.types}
 
     def seeds(self) -> Iterator[int]:
-        """One-to-One operators by size of their result; then everything else that can be generated."""
+        """Windows, which take what follows them; One-to-One operators by size of their result; the rest."""
         order = sorted(
             self.types,
             key=lambda n: (
+                self.types[n].kind is not Kind.WINDOW,
                 self.types[n].mapping is not MapType.ONE_TO_ONE,
-                self.outputs_bytes[n],
+                self.outputs_bytes[n] if self.types[n].kind is not Kind.WINDOW else 0,
                 self.index[n],
             ),
         )

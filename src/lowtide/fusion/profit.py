@@ -24,8 +24,9 @@ from lowtide.fusion.codegen.gemm import block_of, operands
 from lowtide.fusion.codegen.index import Index, Var
 from lowtide.fusion.codegen.lower import Lowered, lower
 from lowtide.fusion.codegen.nest import plan_stages
+from lowtide.fusion.codegen.sliding import uses_winograd
 from lowtide.fusion.codegen.stage import Stage
-from lowtide.fusion.codegen.tensor import Contraction, Kernel, Unfusable
+from lowtide.fusion.codegen.tensor import Contraction, Kernel, Unfusable, Window
 from lowtide.ir.graph import Graph
 
 __all__ = ["Pricing", "Rates"]
@@ -105,6 +106,8 @@ class Pricing:
     def _product(self, product: Contraction, given: bool, kernel: Kernel) -> float:
         """Seconds of a matrix product: arithmetic, packing, and computing operands once per block."""
         batch, m, n, k = product.sizes
+        if isinstance(product, Window):
+            return self._window(product)
         rows, cols = block_of(product)
         left, right = operands(product)
         lefts, rights = m * max(n / cols, 1), n * max(m / rows, 1)  # elements prepared, blocks repeated
@@ -113,6 +116,18 @@ class Pricing:
         computed = (rights * right.cost + (0 if given else lefts * left.cost)) * self.rates.unit_s
         read = self._move(batch * k * n * 4) + (0 if given else self._move(batch * k * m * 4))
         return 2.0 * batch * m * n * k / self.rates.flops_per_s + batch * k * (packed + computed) + read
+
+    def _window(self, window: Window) -> float:
+        """Seconds of a convolution or pool: arithmetic, and reading and padding what it slides over."""
+        dense = window.way == "dense"
+        speed = self.rates.flops_per_s * (1.7 if uses_winograd(window) else 1.0 if dense else 0.3)
+        read, elements = 0.0, window.source.numel
+        for first, stop, element in window.parts:
+            share = elements * (stop - first) // window.source.shape[1]
+            loads = [n.leaf for n in walk(element) if n.leaf is not None and n.leaf.kind == "load"]
+            read += sum(self._move(min(_touched(leaf.index), share) * 4) for leaf in loads)
+            read += share * (element.cost + 4) * self.rates.unit_s
+        return 2.0 * prod(window.sizes) / speed + read
 
     def compiles(self, body: Graph) -> bool:
         """Whether code can be generated for `body`, templates included."""
