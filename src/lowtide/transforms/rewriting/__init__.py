@@ -1,0 +1,1 @@
+"""Rewriting by mathematical properties (DNNFusion, section 4.2), before fusion: `rewrite.rewrite`."""
