@@ -8,8 +8,8 @@ model) share one.  A step owns an array of addresses that `Bindings` fills as it
 on the arena once, the caller's tensors when they are others.  Host numbers that several steps take are one
 array.
 
-Invariants.  Operands lie as the body says: `fits` compares strides before a step is made.  A step that is told
-of an index outside its table raises IndexError.
+Invariants.  Operands lie as the body says: `fits` compares strides before a step is made.  A step that is
+told of an index outside its table raises IndexError.
 
 Not done here: compiling (`lowtide.fusion.kernels`).
 """

@@ -22,7 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from lowtide.run.events import peak_bytes, record_with_profiler
 from lowtide.run.native import resident_bytes, run_step
@@ -30,7 +30,15 @@ from lowtide.run.plan import Plan
 from lowtide.run.snapshot import preserved
 from lowtide.workload import Workload
 
-__all__ = ["LatencyPairs", "Measurement", "measure_eager", "measure_pairs", "measure_plan", "plan_step"]
+__all__ = [
+    "LatencyPairs",
+    "Measurement",
+    "measure_eager",
+    "measure_pairs",
+    "measure_plan",
+    "measure_rivals",
+    "plan_step",
+]
 
 _WARM_UPS = 2
 _MOST_RUNS = 15
@@ -47,6 +55,7 @@ class Measurement:
     rss_peak_bytes: int | None
     latency_s: float
     runs: int
+    predicted: ClassVar[bool] = False
 
     @property
     def above_bytes(self) -> int:
@@ -127,6 +136,20 @@ def measure_pairs(
         eager_s=statistics.median(first for first, _, _ in rounds),
         plan_s=statistics.median(mine for _, mine, _ in rounds),
     )
+
+
+def measure_rivals(one: Plan, other: Plan, workload: Workload, *, seconds: float = 5.0) -> float:
+    """The median of `one`'s time to `other`'s over interleaved rounds: at least 3, at most 15."""
+    with preserved(workload) as start:
+        first, second = plan_step(one, workload), plan_step(other, workload)
+        first()
+        second()
+        start.restore()
+        ratios: list[float] = []
+        stop = time.perf_counter() + seconds
+        while len(ratios) < 3 or (len(ratios) < 15 and time.perf_counter() < stop):
+            ratios.append(_time(first) / _time(second))
+    return statistics.median(ratios)
 
 
 def half_width(ratios: list[float]) -> float:

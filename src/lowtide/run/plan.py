@@ -35,9 +35,10 @@ from lowtide.place.problem import Placement
 from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.arena import ArenaExecutor, Tap
 from lowtide.run.events import peak_bytes, record_with_profiler
-from lowtide.run.layout import Layout, lay_out
 from lowtide.run.kernels import NO_KERNELS, KernelCall, Kernels, kernel_of
-from lowtide.run.probe import FactsTree, Path as FactsPath, probe, probe_tree, variant_of
+from lowtide.run.layout import Layout, lay_out
+from lowtide.run.probe import FactsTree, probe, probe_tree, variant_of
+from lowtide.run.probe import Path as FactsPath
 from lowtide.run.store import ProfileStore
 from lowtide.schedule.schedule import Schedule
 
@@ -252,8 +253,8 @@ class Plan:
     def use_kernels(self, kernels: Kernels) -> None:
         """Run fused bodies as these kernels (`lowtide.fusion.kernels`) from the next call on, others unfused.
 
-        Where the recipe was laid out for other kernels, for none, or for another number of threads, the arena is
-        laid out anew; its size may change.
+        Where the recipe was laid out for other kernels, for none, or for another number of threads, the arena
+        is laid out anew; its size may change.
         """
         with self._lock:
             if not _suits(self.recipe, kernels):

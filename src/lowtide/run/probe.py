@@ -15,7 +15,8 @@ for memory that the allocator does not see.
               which of the two it is, so that executor and probe cannot disagree;
   assumed     nothing runs: what the graph implies, for a device that is not here.
 
-Fused nodes follow from their kernels, or like Fissions from their bodies.  The random generator is left as it was.
+Fused nodes follow from their kernels, or like Fissions from their bodies.  The random generator is left as
+it was.
 
 Invariant.  Never more than one node's operands and results exist.
 Not done.  Swap nodes (assumed from the graph); operators that fail on made-up operands are

@@ -52,8 +52,8 @@ def time_nodes(
 ) -> dict[int, float]:
     """Seconds by node id; views and host numbers take none.
 
-    Fused nodes run as `kernels` where there is one.  Nodes that are not known yet are measured within about `seconds`; once these are over, the rest gets one
-    run each.
+    Fused nodes run as `kernels` where there is one.  Nodes that are not known yet are measured within about
+    `seconds`; once these are over, the rest gets one run each.
     """
     stop = time.perf_counter() + seconds
     timer = _Timer(store or ProfileStore.default(), hook or load_hook(), stop, kernels)

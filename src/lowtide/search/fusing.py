@@ -7,7 +7,9 @@ replaces must not be in a plan.
 Method.  The planner proposes groups for the graph and for each body in it.  All kernels that nobody has made
 are compiled together, every distinct one is timed once beside its operators (`Estimator`), and a group that
 loses is given up: first its matrix products (the library's may be better), then, if the rest loses too, the
-group.  What lost is remembered by content, for the other layers and the next graph.
+group.  What lost is remembered by content, for the other layers and the next graph.  Where a plan's numbers
+turn out not to be eager's (a sum that cancels is rounded otherwise), `be_careful` leaves reductions and
+products to eager's operators, and then everything.
 
 Invariants.  No group crosses the border of a region or of a phase far away (`REACH`).  Values that parts
 of a region add up in place are made by operators of their own, as before.
@@ -18,7 +20,7 @@ faster when run (`promise`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from lowtide.analysis.key import graph_key, node_key
@@ -33,9 +35,10 @@ from lowtide.run.kernels import KernelCall
 from lowtide.schedule.heuristics import best_schedule
 from lowtide.search.estimator import Estimator
 from lowtide.search.levels import Realised, reordered
+from lowtide.search.outcome import Move
 from lowtide.transforms import fuse
 
-__all__ = ["REACH", "Fuser"]
+__all__ = ["REACH", "Fuser", "kernel_moves"]
 
 REACH = 16
 """Operators between the first and the last of a group in the order of the plan."""
@@ -59,9 +62,16 @@ class Fuser:
     pricing: Pricing = field(default_factory=Pricing)
     lost_products: set[str] = field(default_factory=set)
     lost_groups: set[str] = field(default_factory=set)
+    care: int = 0
+
+    def be_careful(self) -> None:
+        """Fuse less from now on: element-wise operators only, then nothing."""
+        self.care += 1
 
     def fuse(self, realised: Realised) -> Realised | None:
         """The same step with groups as kernels, in its best order; None if there is nothing to fuse."""
+        if self.care > 1:
+            return None
         graph = reordered(realised.graph, realised.order)
         for _ in range(ROUNDS):
             if not self._judge(graph):
@@ -106,7 +116,7 @@ class Fuser:
         if any(one is not other for one, other in zip(nodes, graph.nodes, strict=True)):
             graph = replace(graph, nodes=nodes)
         kept = {*banned, *(node.id for node in graph.nodes if self._lost(graph, node))}
-        blocks = plan_blocks(graph, self.pricing, Limits(reach=REACH), kept)
+        blocks = plan_blocks(graph, self.pricing, Limits(reach=REACH, reductions=not self.care), kept)
         groups = tuple(b for b in blocks if graph_key(extract(graph, b).body) not in self.lost_groups)
         return fuse.apply(graph, fuse.FuseCandidate(groups)).graph if groups else graph
 
@@ -188,14 +198,18 @@ def _makers(body: Graph, value: int) -> Iterator[int]:
             yield from _makers(body, each)
 
 
-def group_counts(graph: Graph) -> Mapping[str, int]:
-    """How many kernels a graph runs, by kind, those inside regions counted once per body."""
-    found: dict[str, int] = {}
+def kernel_moves(graph: Graph) -> Iterator[Move]:
+    """A Fuse move per kernel of a graph, with the bytes of results that are never stored; those of a region's
+    bodies once.
+    """
     for node in graph.nodes:
-        if isinstance(node.op, Fused):
-            found[node.op.kind] = found.get(node.op.kind, 0) + 1
-        elif isinstance(node.op, Fission):
-            for body in node.op.bodies:
-                for kind, count in group_counts(body).items():
-                    found[kind] = found.get(kind, 0) + count
-    return found
+        if isinstance(node.op, Fission):
+            yield from kernel_moves(node.op.bodies[0])
+        elif isinstance(node.op, Fused) and node.op.kind == "kernel":
+            where = node.origin.module or node.origin.phase
+            yield Move("fuse", where, node.origin.source, _inner_bytes(node.op.body))
+
+
+def _inner_bytes(body: Graph) -> int:
+    given = {body.values[value].storage for value in (*body.inputs, *body.outputs)}
+    return sum(storage.nbytes for storage in body.storages.values() if storage.id not in given)
