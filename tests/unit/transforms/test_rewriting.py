@@ -108,11 +108,11 @@ def test_chains_are_matched_in_any_order() -> None:
 
 def test_domain_and_cancelling_rules_are_not_applied_by_default() -> None:
     def risky(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.sqrt(b) * torch.sqrt(b) + 1, (a + b) - a
+        return (a * torch.sqrt(b)) * torch.sqrt(b), torch.exp(a).prod(1, keepdim=True)
 
     inputs = [rand(8, 8), rand(8, 8).abs()]
     assert set(rules(rewritten(risky, inputs))) == {"common-term"}
-    assert len(rewritten(risky, inputs, EVERYTHING).applied) >= 2
+    assert "product-of-exps" in rules(rewritten(risky, inputs, EVERYTHING))
 
 
 def test_exact_only_leaves_products_as_they_are() -> None:

@@ -19,8 +19,8 @@ Laws for whoever writes a rule, each with the mistake that taught it.
  7. Reductions of one rule run over the same axes.  `sum(a*b) -> a*sum(b)` holds only where `a` does not vary
     along them; the pattern says `inv`ariant with a name that starts with ``k``.
  8. Overflow is a domain too.  `abs(a)*abs(c)` and `abs(a*c)` have the same bits; `abs(a)*b*abs(c)` and
-    `abs(a*c)*b` do not when `a*b` leaves the range and `a*c` does not.  The tests' special operands found that
-    in a rule that was called exact.
+    `abs(a*c)*b` do not when `a*b` leaves the range and `a*c` does not.  The tests' special operands
+    found that in a rule that was called exact.
 """
 
 from __future__ import annotations
