@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lowtide.analysis.facts import Facts
 from lowtide.analysis.timeline import timeline
@@ -26,6 +27,7 @@ class Estimate:
     peak_bytes: int
     latency_s: float
     rss_peak_bytes: None = None
+    predicted: ClassVar[bool] = True
 
     @property
     def above_bytes(self) -> int:

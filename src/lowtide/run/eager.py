@@ -28,7 +28,7 @@ from lowtide.ir.graph import Graph, Node
 from lowtide.ir.ops import Aten, Fission, Fused
 from lowtide.run.fission_reference import run_fission
 
-__all__ = ["Tap", "run_graph", "run_reference"]
+__all__ = ["Tap", "run_graph", "run_node", "run_reference"]
 
 Tap = Callable[[Node, Mapping[int, Any]], None]
 """Called before each node with the node and the values alive."""
@@ -53,13 +53,14 @@ def run_graph(
             node = graph.node[node_id]
             if tap is not None:
                 tap(node, values)
-            values.update(zip(node.outputs, _run_node(node, values), strict=True))
+            values.update(zip(node.outputs, run_node(node, values), strict=True))
             for value in dies.get(step, ()):
                 del values[value]
         return {value: values[value] for value in graph.outputs}
 
 
-def _run_node(node: Node, values: Mapping[int, Any]) -> tuple[Tensor, ...]:
+def run_node(node: Node, values: Mapping[int, Any]) -> tuple[Tensor, ...]:
+    """The results of one node on the operands in `values`."""
     operands = [values[value] for value in node.inputs]
     if isinstance(node.op, Aten):
         result = call(node.op, operands)

@@ -10,17 +10,21 @@ Method.  One step each from the same state and random seed, one after the other,
                       max|a - b| / max(max|b|, 1e-3 * G), G the largest gradient entry of the model
     update            eager's optimizer is applied to the plan's own gradients: equal bits, or wrong
 
+Where eager does not fit, the captured graph takes its place, run one operator at a time with what is large in
+files (`lowtide.run.spilled`), and the optimizer is applied to one parameter after the other.
+
 Invariants.  No plan passes with another set of gradients, another random state at the end, another tree of
 outputs, or a NaN that eager does not have.  Everything is afterwards as it was.
 
-Not done.  Verification at another scale (`scaled`), against the reference executor where eager does not fit.
+Not done.  Verification at another scale (`scaled`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,10 +35,12 @@ from torch.utils import _pytree as pytree
 
 from lowtide.capture.program import Program
 from lowtide.capture.recording import named_tensors
-from lowtide.ir.graph import Role
+from lowtide.ir.graph import Node, Role
+from lowtide.run.eager import Tap
 from lowtide.run.native import forward_backward, infer
 from lowtide.run.plan import Plan
 from lowtide.run.snapshot import Spill, preserved
+from lowtide.run.spilled import run_spilled
 from lowtide.workload import Workload
 
 __all__ = ["Against", "Verdict", "verify"]
@@ -109,11 +115,10 @@ class _Judge:
         if not holds:
             self.faults.append(fault)
 
-    def verdict(self, tolerance: float) -> Verdict:
+    def verdict(self, tolerance: float, against: Against) -> Verdict:
         """What was found."""
-        return Verdict(
-            self.error, self.equal and not self.faults, "eager", self.worst, tolerance, tuple(self.faults)
-        )
+        equal = self.equal and not self.faults
+        return Verdict(self.error, equal, against, self.worst, tolerance, tuple(self.faults))
 
 
 def bits_equal(one: Tensor, other: Tensor) -> bool:
@@ -139,18 +144,96 @@ def _as_double(tensor: Tensor) -> Tensor:
     return flat.detach().to(torch.float64)
 
 
-def verify(program: Program, plan: Plan) -> Verdict:
+def verify(program: Program, plan: Plan, *, eager_fits: bool = True) -> Verdict:
     """Compare one step of `plan` with eager's on the workload's own arguments, from the present state.
 
+    Unless `eager_fits`, eager is never run: the captured graph is, with large tensors in files.
     `verdict.passed` says whether the plan may be used.  Raises what either step raises.
     """
     workload = program.workload
     judge = _Judge()
     with tempfile.TemporaryDirectory(prefix="lowtide-") as directory:
         spill = Spill(Path(directory))
+        other = _Eager(workload) if eager_fits else _Reference(program, Path(directory))
         check = _check_training if workload.training else _check_inference
-        check(plan, workload, spill, judge)
-    return judge.verdict(_tolerance(program))
+        check(plan, workload, spill, judge, other)
+    return judge.verdict(_tolerance(program), "eager" if eager_fits else "reference")
+
+
+class _Eager:
+    """The user's own step."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+
+    def differentiate(self, spill: Spill) -> tuple[Tensor, dict[str, Callable[[], Tensor]]]:
+        """The loss, and how to get each gradient; they stay in place."""
+        loss = forward_backward(self._workload)
+        grads = {name: p.grad for name, p in _parameters(self._workload) if p.grad is not None}
+        return loss, {name: functools.partial(_same, gradient) for name, gradient in grads.items()}
+
+    def infer(self) -> Any:
+        """The model's output."""
+        return infer(self._workload)
+
+    def update(self, gradients: Mapping[str, Callable[[], Tensor]]) -> None:
+        """Eager's optimizer on these gradients, all at once."""
+        assert self._workload.optimizer is not None
+        for name, parameter in _parameters(self._workload):
+            if name in gradients:
+                gradient = torch.empty_like(parameter)  # dense and laid out as autograd leaves it
+                parameter.grad = gradient.copy_(gradients[name]())
+        self._workload.optimizer.step()
+        self._workload.optimizer.zero_grad(set_to_none=True)
+
+
+class _Reference:
+    """The captured graph, large tensors in files of `directory`."""
+
+    def __init__(self, program: Program, directory: Path) -> None:
+        self._program = program
+        self._directory = directory
+        self._names = {node: name for name, node in program.updates.items()}
+
+    def differentiate(self, spill: Spill) -> tuple[Tensor, dict[str, Callable[[], Tensor]]]:
+        """The loss, and how to get each gradient: from a file."""
+
+        def keep(node: Node, operands: Mapping[int, Any]) -> None:
+            if node.id in self._names:
+                spill.put(f"reference:{self._names[node.id]}", operands[node.inputs[1]])
+
+        loss = self._run(keep)
+        names = [name for name in self._names.values() if f"reference:{name}" in spill.names()]
+        return loss, {name: functools.partial(spill.get, f"reference:{name}") for name in names}
+
+    def infer(self) -> Any:
+        """The model's output."""
+        return self._run(None)
+
+    def update(self, gradients: Mapping[str, Callable[[], Tensor]]) -> None:
+        """Eager's optimizer on these gradients, one parameter after the other."""
+        optimizer = self._program.workload.optimizer
+        assert optimizer is not None
+        for name, parameter in _parameters(self._program.workload):
+            if name in gradients:
+                parameter.grad = torch.empty_like(parameter).copy_(gradients[name]())
+                optimizer.step()
+                parameter.grad = None
+
+    def _run(self, tap: Tap | None) -> Any:
+        program, workload = self._program, self._program.workload
+        inputs: dict[int, Any] = dict(program.bind(workload.args, workload.kwargs, workload.targets))
+        inputs.update(program.scalars())
+        outputs = run_spilled(program.graph, inputs, self._directory, tap)
+        program.advance()
+        return program.result.rebuild({**inputs, **outputs})
+
+
+_Other = _Eager | _Reference
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _tolerance(program: Program) -> float:
@@ -159,7 +242,7 @@ def _tolerance(program: Program) -> float:
     return _TOLERANCE_HALF if dtypes & {torch.bfloat16, torch.float16} else _TOLERANCE
 
 
-def _check_training(plan: Plan, workload: Workload, spill: Spill, judge: _Judge) -> None:
+def _check_training(plan: Plan, workload: Workload, spill: Spill, judge: _Judge, other: _Other) -> None:
     with preserved(workload) as start:
         loss = plan.step_tapped(
             workload.args, workload.kwargs, workload.targets, lambda name, g: spill.put(f"grad:{name}", g)
@@ -168,39 +251,33 @@ def _check_training(plan: Plan, workload: Workload, spill: Spill, judge: _Judge)
         for name, tensor in (*_owned(workload), *_state(workload)):
             spill.put(name, tensor)
         start.restore()
-        _compare_gradients(workload, spill, judge, loss)
+        _compare_gradients(spill, judge, loss, other)
         judge.demand(
             torch.equal(random_state, torch.get_rng_state()), "the random generator ends in another state"
         )
         for name, tensor in _buffers(workload):
             judge.compare(name, spill.get(name), tensor)
         start.restore()
-        _check_update(workload, spill, judge)
+        _check_update(workload, spill, judge, other)
 
 
-def _compare_gradients(workload: Workload, spill: Spill, judge: _Judge, loss: Tensor) -> None:
-    """Run eager's forward and backward; its gradients are in place afterwards."""
-    eager_loss = forward_backward(workload)
-    eager = {name: p.grad for name, p in _parameters(workload) if p.grad is not None}
-    judge.floor = _GRADIENT_FLOOR * max((_largest(g) for g in eager.values()), default=0.0)
+def _compare_gradients(spill: Spill, judge: _Judge, loss: Tensor, other: _Other) -> None:
+    """Run the other's forward and backward, and compare."""
+    eager_loss, eager = other.differentiate(spill)
+    judge.floor = _GRADIENT_FLOOR * max((_largest(g()) for g in eager.values()), default=0.0)
     judge.compare("loss", loss, eager_loss)
     ours = {name.removeprefix("grad:") for name in spill.names() if name.startswith("grad:")}
     for name in sorted(ours ^ eager.keys()):
         judge.faults.append(f"{'only the plan' if name in ours else 'only eager'} has a gradient of {name}")
     for name in sorted(ours & eager.keys()):
-        judge.compare(f"gradient of {name}", spill.get(f"grad:{name}"), eager[name])
+        judge.compare(f"gradient of {name}", spill.get(f"grad:{name}"), eager[name]())
 
 
-def _check_update(workload: Workload, spill: Spill, judge: _Judge) -> None:
+def _check_update(workload: Workload, spill: Spill, judge: _Judge, other: _Other) -> None:
     """Apply eager's optimizer to the plan's gradients and compare with what the plan's update left."""
-    assert workload.optimizer is not None
     kept = set(spill.names())
-    for name, parameter in _parameters(workload):
-        if f"grad:{name}" in kept:
-            gradient = torch.empty_like(parameter)  # dense and laid out as autograd leaves it
-            parameter.grad = gradient.copy_(spill.get(f"grad:{name}"))
-    workload.optimizer.step()
-    workload.optimizer.zero_grad(set_to_none=True)
+    ours = [name.removeprefix("grad:") for name in kept if name.startswith("grad:")]
+    other.update({name: functools.partial(spill.get, f"grad:{name}") for name in ours})
     found = dict((*_parameters(workload, prefix="param:"), *_state(workload)))
     for name in sorted(found.keys() ^ {n for n in kept if n.startswith(("param:", "state:"))}):
         judge.faults.append(f"{name} exists on one side only")
@@ -208,7 +285,7 @@ def _check_update(workload: Workload, spill: Spill, judge: _Judge) -> None:
         judge.demand_bits(name, spill.get(name), found[name])
 
 
-def _check_inference(plan: Plan, workload: Workload, spill: Spill, judge: _Judge) -> None:
+def _check_inference(plan: Plan, workload: Workload, spill: Spill, judge: _Judge, other: _Other) -> None:
     with preserved(workload) as start:
         leaves, spec = pytree.tree_flatten(plan(*workload.args, **workload.kwargs))
         random_state = torch.get_rng_state()
@@ -219,7 +296,7 @@ def _check_inference(plan: Plan, workload: Workload, spill: Spill, judge: _Judge
         for name, tensor in _owned(workload):
             spill.put(name, tensor)
         start.restore()
-        theirs, their_spec = pytree.tree_flatten(infer(workload))
+        theirs, their_spec = pytree.tree_flatten(other.infer())
         if spec != their_spec:
             judge.faults.append(f"the output is {spec}, eager's {their_spec}")
             return

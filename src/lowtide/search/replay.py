@@ -11,10 +11,10 @@ import torch
 
 from lowtide.errors import LowtideError, UsageError
 from lowtide.fusion.kernels import kernels_for
-from lowtide.run.measure import measure_eager, measure_pairs, measure_plan, plan_step
+from lowtide.run.measure import measure_plan, plan_step
 from lowtide.run.plan import Plan
 from lowtide.run.saved import load_for
-from lowtide.run.verify import verify
+from lowtide.search.baseline import baseline, compare_latency, compare_numbers
 from lowtide.search.floors import floor_of
 from lowtide.search.outcome import Limit, Outcome, SearchRecord
 from lowtide.workload import Workload
@@ -31,12 +31,12 @@ def run_saved(path: Path, workload: Workload, *, steps: int = 1, trace: Path | N
         raise UsageError("--trace is not part of this version yet", remedy="leave it out")
     plan: Plan = load_for(path, workload, Plan)
     plan.use_kernels(kernels_for(plan.graph))
-    verdict = verify(plan.program, plan)
+    eager = baseline(plan.program)
+    verdict = compare_numbers(eager, plan.program, plan)
     if not verdict.passed:
         raise LowtideError(f"the plan in {path} does not give eager's numbers: {verdict.explain()}")
-    eager = measure_eager(workload)
     measured = measure_plan(plan, workload)
-    pairs = measure_pairs(plan, workload)
+    pairs = compare_latency(eager, plan.program, plan, measured)
     step = plan_step(plan, workload)
     for _ in range(steps):
         step()

@@ -85,21 +85,25 @@ def optimize(workload: Workload, request: Request, on_progress: OnProgress) -> O
 def measure_fresh(outcome: Outcome, spec: str) -> Outcome:
     """`outcome` with what fresh processes tell: both resident sizes, and eager with a tuned malloc.
 
-    An outcome for a device that is not here stays as it is.
+    What could not be run here is not tried: any step on a device that is not here, eager where it does not
+    fit.
     """
     from lowtide.run.fresh import run_fresh
     from lowtide.run.measure import Measurement
 
-    if not isinstance(outcome.eager, Measurement) or not isinstance(outcome.measured, Measurement):
-        return outcome
-    eager, plan = run_fresh(spec, seconds=0.0), run_fresh(spec, outcome.plan, seconds=0.0)
-    tuned = run_fresh(spec, tuned=True)
-    return replace(
-        outcome,
-        eager=replace(outcome.eager, rss_peak_bytes=eager.rss_peak_bytes if eager else None),
-        measured=replace(outcome.measured, rss_peak_bytes=plan.rss_peak_bytes if plan else None),
-        tuned_latency_s=tuned.latency_s if tuned else None,
-    )
+    if isinstance(outcome.measured, Measurement):
+        plan = run_fresh(spec, outcome.plan, seconds=0.0)
+        rss = plan.rss_peak_bytes if plan else None
+        outcome = replace(outcome, measured=replace(outcome.measured, rss_peak_bytes=rss))
+    if isinstance(outcome.eager, Measurement):
+        eager, tuned = run_fresh(spec, seconds=0.0), run_fresh(spec, tuned=True)
+        rss = eager.rss_peak_bytes if eager else None
+        outcome = replace(
+            outcome,
+            eager=replace(outcome.eager, rss_peak_bytes=rss),
+            tuned_latency_s=tuned.latency_s if tuned else None,
+        )
+    return outcome
 
 
 def measure(workload: Workload) -> Measurement:

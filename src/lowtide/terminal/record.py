@@ -77,8 +77,9 @@ def frontier_record(workload: str, frontier: Frontier) -> dict[str, object]:
 
 
 def measurement_record(measurement: Measurement | Estimate) -> dict[str, object]:
-    """The four figures of one step, measured or (on a device that is not here) predicted."""
+    """The four figures of one step, measured, or predicted where it could not be run."""
     return {
+        **({"predicted": True} if measurement.predicted else {}),
         "resident_bytes": measurement.resident_bytes,
         "peak_bytes": measurement.peak_bytes,
         "rss_peak_bytes": measurement.rss_peak_bytes,

@@ -34,8 +34,9 @@ def _comparison(workload: str, outcome: Outcome) -> Table:
     eager, plan = outcome.eager, outcome.measured
     table = Table(title=workload, title_justify="left")
     table.add_column()
-    for heading in ("eager", "plan", "plan / eager"):
-        table.add_column(heading, justify="right")
+    for heading, step in (("eager", eager), ("plan", plan)):
+        table.add_column(f"{heading}, predicted" if step.predicted else heading, justify="right")
+    table.add_column("plan / eager", justify="right")
     table.add_row("peak", *_byte_cells(eager.peak_bytes, plan.peak_bytes))
     table.add_row(
         "above start",
