@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from lowtide.ir import Graph
 from lowtide.search.bases import Base, open_base
+from lowtide.search.dimensions import dimension_splits
 from lowtide.search.estimator import Estimator
 from lowtide.search.levels import Split
 from lowtide.search.recompute import Point, Recomputation
@@ -137,6 +138,9 @@ class Explorer:
         large = large_split(self.graph, self.estimator)
         if large is not None:
             yield "batch", (large,)
+        else:
+            for number, group in enumerate(dimension_splits(self.graph, self.estimator)):
+                yield f"dimension {number + 1}", group
         for number, rows in enumerate(row_splits(self.graph, self.estimator)):
             yield f"rows {number + 1}", rows
 

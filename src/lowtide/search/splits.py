@@ -22,6 +22,7 @@ from lowtide.analysis.dims import axes
 from lowtide.analysis.timeline import timeline
 from lowtide.ir import Graph, Merge, Node
 from lowtide.schedule.heuristics import best_schedule
+from lowtide.search.dimensions import FINE_COUNTS, worth_counts
 from lowtide.search.estimator import Estimator
 from lowtide.search.levels import Split
 from lowtide.transforms import fission, halo
@@ -45,13 +46,12 @@ def nothing_inside(body: Graph) -> Sequence[Split]:
     return ()
 
 
-def large_split(
-    graph: Graph, estimator: Estimator, counts: Sequence[int] = (2, 4, 8, 16, 32)
-) -> Split | None:
+def large_split(graph: Graph, estimator: Estimator, counts: Sequence[int] = FINE_COUNTS) -> Split | None:
     """The region along the batch that holds most of the graph; its bodies are searched and split inside."""
     for candidates in _by_region(fission.candidates(graph, counts)):
         if candidates[0].label == "batch" and len(candidates[0].axes) >= DEEP_SHARE * len(graph.nodes):
-            return Split(candidates, lambda body: inner_splits(body, estimator)[:1])
+            normal = fission.prepare(graph, candidates[0].masks)
+            return Split(worth_counts(normal, candidates), lambda body: inner_splits(body, estimator)[:1])
     return None
 
 

@@ -27,7 +27,7 @@ from lowtide.analysis.region import before, connected_parts
 from lowtide.ir import Graph, Node
 from lowtide.ir.graph import Role
 
-__all__ = ["Loops", "Region", "choose_loops", "layers_of", "nested_regions", "regions"]
+__all__ = ["Loops", "Region", "choose_loops", "inner_bytes", "layers_of", "nested_regions", "regions"]
 
 Region = Mapping[int, int]
 """Node id -> position of its axis (`axis_at`)."""
@@ -228,8 +228,8 @@ def nested_regions(graph: Graph, region: Region) -> tuple[Region, ...]:
     for each in found:
         if all(len(each.keys() & other.keys()) < 0.8 * max(len(each), len(other)) for other in kept):
             kept.append(each)
-    worth = [each for each in kept if _inner_bytes(graph, each) > 2 * _crossing_bytes(graph, each)]
-    return tuple(sorted(worth, key=lambda each: -_inner_bytes(graph, each)))
+    worth = [each for each in kept if inner_bytes(graph, each) > 2 * _crossing_bytes(graph, each)]
+    return tuple(sorted(worth, key=lambda each: -inner_bytes(graph, each)))
 
 
 def _dominated(graph: Graph, flow: Sequence[int]) -> dict[int, set[int]]:
@@ -268,7 +268,7 @@ def _crossing_bytes(graph: Graph, region: Region) -> int:
     return sum(storage.nbytes for storage in storages if not storage.role.resident)
 
 
-def _inner_bytes(graph: Graph, region: Region) -> int:
+def inner_bytes(graph: Graph, region: Region) -> int:
     """Bytes of what a region makes and nobody outside reads."""
     made: dict[int, bool] = {}
     for number in region:
