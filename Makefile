@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format bench-peers clean
+.PHONY: demo test check format bench-peers bench-frozen clean
 
 demo: $(INSTALLED)
 	$(BIN)/lowtide optimize unet:batch=8,size=128,width=16,mode=train --memory 50% --report report.html
@@ -21,6 +21,12 @@ check: $(INSTALLED)
 # PEERS="--quick" sweeps less; `.venv/bin/python -m benchmarks.peers --help` has all options.
 bench-peers: $(INSTALLED)
 	$(BIN)/python -m benchmarks.peers --markdown build/peers.md --json build/peers.json --svg build/peers.svg $(PEERS)
+
+# Four training graphs of the MAGIS paper in files with their judges; GRAPHS is their folder.
+GRAPHS ?= ../shared/graphs
+FROZEN ?= --seconds 60
+bench-frozen: $(INSTALLED)
+	$(BIN)/python bench/frozen.py --table $(GRAPHS) $(FROZEN)
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

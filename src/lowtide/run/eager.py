@@ -25,7 +25,7 @@ from torch import Tensor
 from lowtide.capture.program import Program
 from lowtide.ir.aten import call, tensors_of
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.ops import Aten, Fission, Fused
+from lowtide.ir.ops import Aten, Fission, Fused, Load, Store
 from lowtide.run.fission_reference import run_fission
 
 __all__ = ["Tap", "run_graph", "run_node", "run_reference"]
@@ -69,6 +69,8 @@ def run_node(node: Node, values: Mapping[int, Any]) -> tuple[Tensor, ...]:
         return tuple(_run_body(node.op.body, operands))
     if isinstance(node.op, Fission):
         return tuple(run_fission(node.op, operands, _run_body))
+    if isinstance(node.op, Store | Load):
+        return tuple(operand.clone() for operand in operands)
     raise NotImplementedError(f"node {node.id} ({type(node.op).__name__}) has no plain meaning yet")
 
 
