@@ -125,6 +125,7 @@ def test_json_has_the_documented_fields(typed, play: Play, tmp_path: Path) -> No
             "latency_s": 0.2,
             "max_rel_error": 0.0,
             "bit_equal": True,
+            "allocations_per_step": None,
         },
         "floor_bytes": 70 * MIB,
         "search": {"seconds": 2.0, "states": 300, "states_per_s": 150.0, "stop_reason": "nothing left"},

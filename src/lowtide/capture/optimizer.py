@@ -92,6 +92,11 @@ class Exemplar:
             self._parameter.grad = torch.zeros(1, dtype=dtype)
             self._optimizer = kind([self._parameter], lr=0.1)  # type: ignore[call-arg]
 
+    @property
+    def settings(self) -> frozenset[str]:
+        """The names of the optimizer's own settings of a parameter group."""
+        return frozenset(self._optimizer.defaults)
+
     def state(self, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The state after a first step in `group`: names in order, 1-d where shaped like the parameter."""
         with outside_modes():

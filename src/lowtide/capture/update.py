@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lowtide.capture.builder import Builder
+from lowtide.capture.numbers import Numbers, find_numbers
 from lowtide.capture.optimizer import Exemplar, Recording, Slot
 from lowtide.errors import Stale
 from lowtide.ir.graph import Graph, Role, TensorMeta
@@ -39,12 +40,16 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class UpdateClass:
-    """Parameters of optimizer group `group` that take the same step; `text` is what it does."""
+    """Parameters of optimizer group `group` that take the same step; `text` is what it does.
+
+    `formulas` give its numbers; None: the exemplar is asked before every step.
+    """
 
     group: int
     exemplar: Exemplar
     text: Recording
     updates: tuple[Update, ...]
+    formulas: Numbers | None = None
 
 
 @dataclass
@@ -102,6 +107,9 @@ class Updates:
                 remedy="capture again",
             )
         count, first = states.pop()
+        computed = members.formulas.compute(group, count, first) if members.formulas else None
+        if computed is not None:
+            return computed
         recording = members.exemplar.record(group, count, first)
         if not recording.same_text(members.text):
             raise Stale(
@@ -120,10 +128,10 @@ class Updates:
 def _progress(optimizer: torch.optim.Optimizer, parameter: Tensor, clock: Clock) -> tuple[float, bool]:
     """How many steps a parameter has taken (0 if nobody counts), and whether its state is fresh."""
     state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    step = tensors.get("step")
-    count = 0.0 if step is None or _is_fake(step) else float(step)
-    return count, not tensors or id(parameter) in clock.fresh
+    step = state.get("step")
+    count = 0.0 if not isinstance(step, Tensor) or _is_fake(step) else float(step.item())
+    fresh = id(parameter) in clock.fresh or not any(isinstance(value, Tensor) for value in state.values())
+    return count, fresh
 
 
 def _is_fake(tensor: Tensor) -> bool:
@@ -139,8 +147,10 @@ def classify(optimizer: torch.optim.Optimizer, updates: Iterable[tuple[int, Upda
     classes = []
     for (group, count, first, dtype), members in found.items():
         exemplar = Exemplar(type(optimizer), dtype)
-        text = exemplar.record(optimizer.param_groups[group], count, first)
-        classes.append(UpdateClass(group, exemplar, text, tuple(members)))
+        settings = optimizer.param_groups[group]
+        text = exemplar.record(settings, count, first)
+        formulas = find_numbers(exemplar, text, settings)
+        classes.append(UpdateClass(group, exemplar, text, tuple(members), formulas))
     return Updates(optimizer, tuple(classes))
 
 

@@ -36,8 +36,8 @@ from lowtide.ir.ops import Aten, Ref
 from lowtide.run.allocator import Hook
 from lowtide.run.bindings import Bindings, Window, fresh_output
 from lowtide.run.calls import prepare_call
-from lowtide.run.layout import Layout, Location
 from lowtide.run.kernels import NO_KERNELS, Kernels
+from lowtide.run.layout import Layout, Location
 from lowtide.run.lower import Builder, Scope, lower_graph, program_scope
 from lowtide.run.probe import FactsTree
 from lowtide.run.steps import Draft, Prepared, finish

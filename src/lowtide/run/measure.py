@@ -9,7 +9,7 @@ before that level, and counts as used from start to end.
 *Latency*: median of several steps.  *Ratio*: rounds of eager, plan, eager; per round plan / eager and eager /
 eager; medians, and for the second the half-width of its 95 % interval, which says how well two equal things
 can be told apart here and now.
-*Resident size* by the kernel's count needs a fresh process: `lowtide.run.fresh`.
+*Resident size* by the kernel's count needs a fresh process: `lowtide.search.fresh`.
 
 Invariant.  Model, optimizer (state that a step creates included), gradients and random generators are
 afterwards what they were, bit by bit.
@@ -33,6 +33,7 @@ from lowtide.workload import Workload
 __all__ = [
     "LatencyPairs",
     "Measurement",
+    "count_allocations",
     "measure_eager",
     "measure_pairs",
     "measure_plan",
@@ -136,6 +137,13 @@ def measure_pairs(
         eager_s=statistics.median(first for first, _, _ in rounds),
         plan_s=statistics.median(mine for _, mine, _ in rounds),
     )
+
+
+def count_allocations(plan: Plan, workload: Workload) -> int:
+    """Allocator requests of a later step that the arena does not answer, its results left out."""
+    with preserved(workload):
+        plan_step(plan, workload)()
+        return plan.count_allocations(*workload.args, *workload.targets, **workload.kwargs).missed
 
 
 def measure_rivals(one: Plan, other: Plan, workload: Workload, *, seconds: float = 5.0) -> float:

@@ -20,12 +20,13 @@ import torch
 from lowtide.capture import Program, capture
 from lowtide.cost.devices import device_named
 from lowtide.errors import UsageError
-from lowtide.fusion.kernels import kernels_for
+from lowtide.fusion.kernels import Foundry
 from lowtide.run.measure import measure_eager
 from lowtide.search.estimator import Estimator
 from lowtide.search.explorer import Explorer, Goal, Spot
 from lowtide.search.floors import floor_of
 from lowtide.search.foreign import foreign_setting, holds_fakes, is_foreign, predict_outcome
+from lowtide.search.fusing import Fuser
 from lowtide.search.outcome import Limit, OnProgress, Outcome, Progress
 from lowtide.search.promise import Setting, keep_promise, refuse
 from lowtide.transforms.algebra import take_apart
@@ -150,12 +151,14 @@ def _setting(
     clock.enter("measure eager")
     eager = measure_eager(program.workload)
     clock.enter("profile")
-    estimator = Estimator()
     graph = take_apart(program.graph).graph
+    foundry = Foundry()
+    kernels = dict(foundry.kernels(graph)) if fuse else {}
+    estimator = Estimator(kernels=kernels)
     estimator.costs(graph)  # now, so that the search does not spend its time on measuring
     floor = floor_of(graph, estimator.facts(graph))
-    kernels = kernels_for(graph) if fuse else {}
-    return Setting(program, graph, estimator, eager, floor, seed, kernels)
+    fuser = Fuser(estimator, kernels, foundry) if fuse else None
+    return Setting(program, graph, estimator, eager, floor, seed, kernels, fuser=fuser)
 
 
 def _limit(setting: Setting, memory: str | int | None, latency: str | float | None) -> Limit:

@@ -71,7 +71,7 @@ class Outcome:
     ``none``); `latency_ratio` is the median over interleaved pairs of
     plan / eager, `noise` the half-width of eager against itself.  `points` is the frontier as
     (predicted peak bytes, predicted seconds).  `tuned_latency_s` is eager's with malloc's thresholds raised,
-    where it was measured.
+    where it was measured.  `allocations_per_step` are the requests that the arena did not answer.
     """
 
     plan: Plan
@@ -94,6 +94,7 @@ class Outcome:
     device: str = "cpu"
     settings: Mapping[str, object] = field(default_factory=dict)
     tuned_latency_s: float | None = None
+    allocations_per_step: int | None = None
 
     def count(self, kind: str) -> int:
         """How many moves of one kind the plan applies."""

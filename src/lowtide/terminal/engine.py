@@ -88,8 +88,8 @@ def measure_fresh(outcome: Outcome, spec: str) -> Outcome:
     What could not be run here is not tried: any step on a device that is not here, eager where it does not
     fit.
     """
-    from lowtide.run.fresh import run_fresh
     from lowtide.run.measure import Measurement
+    from lowtide.search.fresh import run_fresh
 
     if isinstance(outcome.measured, Measurement):
         plan = run_fresh(spec, outcome.plan, seconds=0.0)

@@ -54,6 +54,7 @@ def outcome_record(workload: str, outcome: Outcome) -> dict[str, object]:
             "latency_s": outcome.measured.latency_s,
             "max_rel_error": None if outcome.verified == "none" else outcome.max_rel_error,
             "bit_equal": outcome.bit_equal,
+            "allocations_per_step": outcome.allocations_per_step,
         },
         "floor_bytes": outcome.floor_bytes,
         "search": {

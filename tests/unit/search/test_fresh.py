@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from lowtide.capture import capture
-from lowtide.run.fresh import run_fresh
 from lowtide.run.measure import measure_eager
 from lowtide.run.plan import build_plan
+from lowtide.search.fresh import run_fresh
 from lowtide.workloads import load_workload
 
 SPEC = "mlp:batch=8192,dim=128,layers=4"

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from lowtide.fusion.kernels import kernels_for
 from lowtide.run.measure import plan_step
 from lowtide.run.native import run_step
 from lowtide.run.plan import Plan
@@ -73,7 +74,7 @@ def run_fresh(
             save_plan(plan, order["plan"])
         environment = {**os.environ, **(_TUNED if tuned else _SMALL)}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        command = [sys.executable, "-m", "lowtide.run.fresh", json.dumps(order)]
+        command = [sys.executable, "-m", "lowtide.search.fresh", json.dumps(order)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, env=environment, timeout=_LIMIT_S, check=False
@@ -90,6 +91,8 @@ def _measure(spec: str, threads: int, seconds: float, plan: str | None = None) -
     torch.set_num_threads(threads)
     workload = load_workload(spec)
     loaded = load_for(plan, workload) if plan is not None else None
+    if loaded is not None:
+        loaded.use_kernels(kernels_for(loaded.graph))
     step = plan_step(loaded, workload) if loaded is not None else partial(run_step, workload)
     step()
     if loaded is not None:
