@@ -55,6 +55,19 @@ class Base:
         """Lower the time within a target."""
         self.level.search.improve(target_bytes, seconds, halted, max_rounds)
 
+    def tighten(self, point: Point, share: float, bound_s: float, halted: Halted) -> bool:
+        """Look for a point with at most `share` of this one's peak within `bound_s`; True if there is one."""
+        search, target = self.level.search, int(point.peak_bytes * share)
+
+        def found() -> bool:
+            known = search.cheapest(target)
+            return known is not None and known.latency_s <= bound_s
+
+        search.reach(target, search.mask(point), halted)
+        if not found():
+            search.improve(target, 1.0, lambda: halted() or found(), 30)
+        return found()
+
     def crowded(self, target_bytes: int) -> list[int]:
         """Nodes whose workspace is in the way of `target_bytes`, at the point nearest to it.
 

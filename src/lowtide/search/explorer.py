@@ -23,7 +23,7 @@ from lowtide.search.bases import Base, open_base
 from lowtide.search.dimensions import dimension_splits
 from lowtide.search.estimator import Estimator
 from lowtide.search.levels import Split
-from lowtide.search.recompute import Point, Recomputation
+from lowtide.search.recompute import Halted, Point
 from lowtide.search.splits import inner_splits, large_split, row_splits, single_split
 from lowtide.transforms.fission import prepare
 
@@ -32,16 +32,25 @@ __all__ = ["Explorer", "Goal", "Improvement", "Spot"]
 BEYOND = 1.3
 """How far above the time of the goal a base is traced: predictions are corrected after measuring."""
 
+NOTE_STATES = 500
+"""States between two looks at the best point for the record."""
+
+MOST_USELESS = 3
+"""Bases in turn that may fail to better the best point before no further one of the kind is opened."""
+
+NEXT_TO_NOTHING = 1.01
+"""A target that is met within this factor of the whole's time leaves nothing to gain from further bases."""
+
 SHARES = (0.97, 0.99, 0.995)
 """Targets of neighbourhood search under a limit on time, as shares of the least peak so far."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What to look for, in bytes above resident and seconds; one of the two is set, or none."""
+    """What to look for, in bytes above resident or in seconds; one of the two is set, or none."""
 
     target_bytes: int | None = None
-    ratio: float | None = None
+    bound_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,7 @@ class Explorer:
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
+        self._noted = 0
 
     @property
     def states(self) -> int:
@@ -99,15 +109,13 @@ class Explorer:
         self.started = time.monotonic()
         self._trace(self.bases[0])
         self._open_inner()
-        for label, splits in self._regions():
-            if self._stopped():
-                break
-            self._open(label, splits)
+        self._open_others()
         self._make_room()
         if self.goal.target_bytes is not None and not self._stopped():
             self._refine(self.goal.target_bytes)
-        elif self.goal.ratio is not None:
-            self._squeeze(self.goal.ratio)
+        elif self.goal.bound_s is not None:
+            self._squeeze(self._bound_s(), self._stopped)
+        self._note()
         if self.halted():
             self.stop_reason = "time"
 
@@ -123,8 +131,8 @@ class Explorer:
                 return  # the last one did not help
             search = best.base.level.search
             taken = [node for each in splits for node in each.candidates[0].axes]
-            alive = search.alive(search.mask(best.point))
-            found = inner_splits(self.graph, self.estimator, alive, taken)
+            crests = search.crests(search.mask(best.point))
+            found = inner_splits(self.graph, self.estimator, crests, taken)
             if not found:
                 return
             count = len(splits) + 1
@@ -132,6 +140,23 @@ class Explorer:
             if opened is None:
                 return
             splits = opened.splits
+
+    def _open_others(self) -> None:
+        """The other regions, until a few in turn have not helped, or nothing is left to gain."""
+        useless = 0
+        for label, splits in self._regions():
+            if self._stopped() or self._satisfied() or useless >= MOST_USELESS:
+                return
+            before = self.best()
+            self._open(label, splits)
+            useless = 0 if before is None or self.best() != before else useless + 1
+
+    def _satisfied(self) -> bool:
+        """Whether the target is met for next to no time."""
+        best = self.best()
+        if self.goal.target_bytes is None or best is None or best.point.peak_bytes > self.goal.target_bytes:
+            return False
+        return best.point.latency_s <= NEXT_TO_NOTHING * self.unconstrained_s()
 
     def _regions(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
         """What else to split, one base each, the most promising first."""
@@ -157,7 +182,7 @@ class Explorer:
         masks = normal is not prepare(self.graph, masks=False)
         base, singles = self._best_base(), dict[int, Split]()
         for _ in range(self.rounds):
-            if self._stopped():
+            if self._stopped() or self._satisfied():
                 return
             target = self.goal.target_bytes or base.level.search.smallest().peak_bytes * 3 // 4
             found = {node: single_split(normal, node, masks=masks) for node in base.crowded(target)}
@@ -181,18 +206,22 @@ class Explorer:
         if target is not None:
             base.sweep(max(self.floor_bytes, target * 9 // 10), self._stopped, steps=10)
             return
-        slowest_s = self.unconstrained_s() * BEYOND * (self.goal.ratio or float("inf"))
-        base.sweep(self.floor_bytes, self._stopped, slowest_s=slowest_s)
+        base.sweep(self.floor_bytes, self._stopped, slowest_s=BEYOND * self._bound_s())
 
     def _stopped(self) -> bool:
-        best = self.best()
+        if self.states - self._noted >= NOTE_STATES:
+            self._note()
+        return self.halted()
+
+    def _note(self) -> None:
+        """Put the best point on record if it is new, and tell the observer."""
+        self._noted, best = self.states, self.best()
         if best is not None:
             now = (best.point.peak_bytes, best.point.latency_s)
             if not self.record or (self.record[-1].peak_bytes, self.record[-1].latency_s) != now:
                 elapsed = time.monotonic() - self.started
                 self.record.append(Improvement(elapsed, self.states, *now))
         self.observe(self.states, best)
-        return self.halted()
 
     def _refine(self, target: int) -> None:
         """Rounds of neighbourhood search on the bases within 10 % of the best time."""
@@ -207,23 +236,35 @@ class Explorer:
             for spot in near:
                 spot.base.improve(target, 1.0, self._stopped)
 
-    def _squeeze(self, ratio: float) -> None:
+    def _bound_s(self) -> float:
+        """The limit on predicted seconds; below what the whole takes nothing can be asked for."""
+        if self.goal.bound_s is None:
+            return float("inf")
+        return max(
+            self.goal.bound_s, 1.005 * min(base.level.search.points[0].latency_s for base in self.bases)
+        )
+
+    def squeeze(self, bound_s: float, seconds: float) -> None:
+        """Look for smaller points within `bound_s` predicted seconds, for `seconds` more."""
+        self.goal = Goal(bound_s=bound_s)
+        stop = time.monotonic() + seconds
+        self._squeeze(self._bound_s(), lambda: time.monotonic() > stop)
+
+    def _squeeze(self, bound_s: float, halted: Halted) -> None:
         """Neighbourhood search at targets a little under the best point's, as long as there is time."""
         failures, share = 0, SHARES[0]
-        while failures < 2 * len(SHARES) and not self._stopped():
+        while failures < 2 * len(SHARES) and not halted():
             best = self.best()
             assert best is not None
-            target, bound = int(best.point.peak_bytes * share), ratio * self.unconstrained_s()
-            search = best.base.level.search
-            search.reach(target, search.mask(best.point), self._stopped)
-            search.improve(target, 1.0, lambda: self._stopped() or _meets(search, target, bound), 30)
-            failures = 0 if _meets(search, target, bound) else failures + 1
+            self._note()
+            found = best.base.tighten(best.point, share, bound_s, halted)
+            failures = 0 if found else failures + 1
             share = SHARES[failures % len(SHARES)]
 
     def spots(self) -> list[Spot]:
         """The points of all bases, dominated ones left out, by falling peak."""
         found = [Spot(base, point) for base in self.bases for point in base.points()]
-        found.sort(key=lambda spot: (spot.point.latency_s, spot.point.peak_bytes))
+        found.sort(key=_seconds)
         kept: list[Spot] = []
         for spot in found:
             if not kept or spot.point.peak_bytes < kept[-1].point.peak_bytes:
@@ -232,24 +273,34 @@ class Explorer:
 
     def best(self) -> Spot | None:
         """The best spot for the goal: fastest within the target, else smallest within the time."""
-        spots = self.spots()
-        if not spots:
+        if not self.bases:
             return None
         if self.goal.target_bytes is not None:
-            within = [spot for spot in spots if spot.point.peak_bytes <= self.goal.target_bytes]
-            return min(within, key=lambda s: s.point.latency_s) if within else spots[-1]
-        bound = self.unconstrained_s() * (self.goal.ratio or float("inf"))
-        within = [spot for spot in spots if spot.point.latency_s <= bound]
-        return min(within, key=lambda s: s.point.peak_bytes) if within else spots[0]
+            within = [spot for base in self.bases if (spot := _cheapest(base, self.goal.target_bytes))]
+            if within:
+                return min(within, key=_seconds)
+            return min((Spot(base, base.level.search.smallest()) for base in self.bases), key=_size)
+        bound_s = self._bound_s()
+        fits = [
+            Spot(base, p)
+            for base in self.bases
+            if (p := base.level.search.smallest_within(bound_s)) is not None
+        ]
+        if fits:
+            return min(fits, key=_size)
+        return min((Spot(base, base.level.search.points[0]) for base in self.bases), key=_seconds)
 
     def unconstrained_s(self) -> float:
         """Predicted seconds of the whole graph with nothing recomputed."""
         return self.bases[0].level.search.points[0].latency_s
 
 
-def _meets(search: Recomputation, target: int, bound_s: float) -> bool:
-    point = search.cheapest(target)
-    return point is not None and point.latency_s <= bound_s
+def _size(spot: Spot) -> tuple[int, float]:
+    return spot.point.peak_bytes, spot.point.latency_s
+
+
+def _seconds(spot: Spot) -> tuple[float, int]:
+    return spot.point.latency_s, spot.point.peak_bytes
 
 
 def _cheapest(base: Base, target: int) -> Spot | None:

@@ -204,11 +204,11 @@ def _updates_early(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
             after.setdefault(waits, []).append(number)
     moved = {number for numbers in after.values() for number in numbers}
     result: list[int] = []
-    pending = [*reversed(after.get(None, ()))]
-    for number in (None, *order):
-        if number is not None and number not in moved:
-            result.append(number)
-            pending = [*reversed(after.get(number, ()))]
+    for each in (None, *order):
+        if each in moved:
+            continue
+        result += [] if each is None else [each]
+        pending = [*reversed(after.get(each, ()))]
         while pending:  # an update may wait for another one
             result.append(pending.pop())
             pending += reversed(after.get(result[-1], ()))

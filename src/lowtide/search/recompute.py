@@ -131,24 +131,32 @@ class Recomputation:
         workspace, cost = self._prices(chosen)
         return self.mirror.evaluate(chosen[: self.size], workspace, cost)
 
-    def alive(self, chosen: Bools) -> frozenset[int]:
-        """The storages (graph ids) that are alive at the peak, as originals or as copies."""
+    def crests(self, chosen: Bools, share: float = 0.9) -> list[frozenset[int]]:
+        """The storages (graph ids) that are alive, as originals or as copies, where memory is near its peak.
+
+        One set per stretch of steps above `share` of the peak, at its highest step.
+        """
         now = self.evaluate(chosen)
-        peak, mirror = int(now.live_bytes.argmax()), self.mirror
+        high = np.flatnonzero(now.live_bytes >= share * now.peak_bytes)
+        stretches = np.split(high, np.flatnonzero(np.diff(high) > 1) + 1)
+        tops = [int(stretch[now.live_bytes[stretch].argmax()]) for stretch in stretches if stretch.size]
+        spans = self._spans(chosen, now)
+        ids = self.mirror.storage_ids
+        return [frozenset(ids[s] for s, start, stop in spans if start <= top <= stop) for top in tops]
+
+    def _spans(self, chosen: Bools, now: Evaluation) -> list[tuple[int, int, int]]:
+        """(storage, first step, last step) of every original and every copy."""
+        mirror = self.mirror
         spans: dict[tuple[int, bool], tuple[int, int]] = {}
         for k, node in enumerate(now.steps):
             copy = bool(now.is_copy[k])
-            behind = copy or bool(mirror.late[node])
             for storage in mirror.made[mirror.made_start[node] : mirror.made_start[node + 1]]:
-                spans[int(storage), copy] = (k, k)
+                spans[int(storage), copy] = (k, len(now.steps) if mirror.kept[storage] else k)
             for storage in mirror.reads_of(int(node)):
-                key = int(storage), bool(chosen[storage]) and behind
+                key = int(storage), bool(chosen[storage]) and (copy or bool(mirror.late[node]))
                 if key in spans:
-                    spans[key] = (spans[key][0], k)
-        held = {
-            s for (s, _), (start, stop) in spans.items() if start <= peak and (stop >= peak or mirror.kept[s])
-        }
-        return frozenset(mirror.storage_ids[s] for s in held)
+                    spans[key] = (spans[key][0], max(k, spans[key][1]))
+        return [(storage, *span) for (storage, _), span in spans.items()]
 
     def _prices(self, chosen: Bools) -> tuple[Ints, Floats]:
         picked = np.flatnonzero(chosen[self.size :])
@@ -410,6 +418,11 @@ class Recomputation:
     def smallest(self) -> Point:
         """The known point with the least peak."""
         return self.points[-1]
+
+    def smallest_within(self, bound_s: float) -> Point | None:
+        """The known point with the least peak of those that take at most `bound_s`."""
+        at = bisect_right(self._latencies, bound_s)
+        return self.points[at - 1] if at else None
 
     def sweep(
         self, floor_bytes: int, halted: Halted, steps: int = 24, slowest_s: float = float("inf")

@@ -58,22 +58,22 @@ def large_split(graph: Graph, estimator: Estimator, counts: Sequence[int] = FINE
 def inner_splits(
     graph: Graph,
     estimator: Estimator,
-    alive: Collection[int] | None = None,
+    crests: Sequence[frozenset[int]] = (),
     taken: Collection[int] = (),
     counts: Sequence[int] = (2, 4, 8, 16),
 ) -> tuple[Split, ...]:
     """The smallest inner region with most of the heat, and the hottest; none if none is worth it.
 
-    `alive`: the storages at the peak; those of the graph without any decision if it is absent.  Regions with
-    nodes that are `taken` do not count.
+    `crests`: the storages that are alive where memory is near its peak; without any, those at the peak
+    of the graph without any decision.  Regions with nodes that are `taken` do not count.
     """
     regions = _by_region(fission.nested_candidates(graph, counts))
     found = [each for each in regions if not any(node in each[0].axes for node in taken)]
     if not found:
         return ()
     normal = fission.prepare(graph, found[0][0].masks)
-    alive = _at_peak(normal, estimator) if alive is None else alive
-    heat = [_heat(normal, candidates[0], frozenset(alive)) for candidates in found]
+    crests = crests or [_at_peak(normal, estimator)]
+    heat = [max(_heat(normal, candidates[0], alive) for alive in crests) for candidates in found]
     hottest = max(range(len(found)), key=heat.__getitem__)
     if heat[hottest] <= 0:
         return ()
@@ -95,12 +95,12 @@ def _by_region(candidates: Iterable[FissionCandidate]) -> list[tuple[FissionCand
     return [tuple(group) for group in found.values()]
 
 
-def _at_peak(graph: Graph, estimator: Estimator) -> set[int]:
+def _at_peak(graph: Graph, estimator: Estimator) -> frozenset[int]:
     """The storages that are alive at the peak of the best order."""
     facts = estimator.facts(graph)
     order = best_schedule(graph, facts, inplace=True).order
     curve = timeline(graph, order, facts, inplace=True)
-    return {storage for buffer in curve.alive(curve.peak_step) for storage in buffer.storages}
+    return frozenset(storage for buffer in curve.alive(curve.peak_step) for storage in buffer.storages)
 
 
 def _heat(graph: Graph, region: FissionCandidate, alive: frozenset[int]) -> float:
