@@ -1,6 +1,6 @@
 """How fast generated kernels are: one thread, process CPU time, interleaved with eager, fresh processes.
 
-    python bench/fusion.py [--rows NAME,...] [--inductor] [--json OUT.json]
+    python bench/fusion.py [--rows NAME,...] [--rivals all] [--json OUT.json]
 
 A row is an inference that is captured, planned, fused and compiled as any workload is; operators that stay
 outside kernels run through ATen.  `ratio` is against eager with the C library's default memory allocator,
@@ -196,7 +196,7 @@ class Result:
     error: float
     kernels_before: int
     kernels_after: int
-    inductor_s: float | None
+    rivals_s: dict[str, float]
 
 
 def _time(call: Callable[[], object]) -> float:
@@ -205,8 +205,9 @@ def _time(call: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def measure(name: str, inductor: bool) -> Result:
+def measure(name: str, rivals: str) -> Result:
     """One row, in this process."""
+    from bench.rivals import RIVALS, available
     from bench.steps import build
 
     row = ROWS[name]
@@ -214,27 +215,25 @@ def measure(name: str, inductor: bool) -> Result:
     module, inputs = row.make()
     with torch.no_grad():
         ours, before, after = build(module, inputs)
-        rivals: list[Callable[[], object]] = [lambda: module(*inputs), ours]
-        if inductor:
-            compiled = torch.compile(module)
-            rivals.append(lambda: compiled(*inputs))
+        calls: dict[str, Callable[[], object]] = {"eager": lambda: module(*inputs), "ours": ours}
+        calls.update({each: RIVALS[each][1](module, inputs) for each in available(rivals)})
         expected, got = module(*inputs), ours()
-        for rival in rivals:
-            rival()
-        taken = [[_time(rival) for rival in rivals] for _ in range(ROUNDS)]
+        for each in calls.values():
+            each()
+        taken = [[_time(each) for each in calls.values()] for _ in range(ROUNDS)]
     assert isinstance(got, Tensor)
-    middle = [statistics.median(column) for column in zip(*taken, strict=True)]
+    middle = dict(zip(calls, map(statistics.median, zip(*taken, strict=True)), strict=True))
+    eager, own = middle.pop("eager"), middle.pop("ours")
     error = ((got - expected).abs().max() / expected.abs().max()).item()
     return Result(
-        name, row.title, row.at_most, middle[0], middle[1], middle[1] / middle[0], error, before, after,
-        middle[2] if inductor else None,
+        name, row.title, row.at_most, eager, own, own / eager, error, before, after, middle,
     )  # fmt: skip
 
 
-def run_row(name: str, inductor: bool, tuned: bool) -> Result:
+def run_row(name: str, rivals: str, tuned: bool) -> Result:
     """One row in a fresh process, with the allocator tuned or not."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(TUNED if tuned else {})}
-    command = [sys.executable, __file__, "--one", name, *(["--inductor"] if inductor else [])]
+    command = [sys.executable, __file__, "--one", name, "--rivals", rivals]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(f"row {name} failed:\n{done.stderr[-2000:]}")
@@ -244,23 +243,23 @@ def run_row(name: str, inductor: bool, tuned: bool) -> Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--inductor", action="store_true", help="also time torch.compile (slow to compile)")
+    parser.add_argument("--rivals", default="", help="inductor,frozen,onnxruntime,openvino or all (slow)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:
-        print(json.dumps(asdict(measure(chosen.one, chosen.inductor))))
+        print(json.dumps(asdict(measure(chosen.one, chosen.rivals))))
         return
     results = []
     heads = ("at most", "ratio", "tuned", "eager ms", "ours ms", "error")
     print(f"{'row':36}" + "".join(f"{head:>9}" for head in heads) + "  kernels")
     for name in chosen.rows.split(","):
-        plain, tuned = run_row(name, chosen.inductor, False), run_row(name, False, True)
+        plain, tuned = run_row(name, chosen.rivals, False), run_row(name, "", True)
         results.append({**asdict(plain), "tuned_ratio": tuned.ratio, "tuned_eager_s": tuned.eager_s})
         numbers = (plain.at_most, plain.ratio, tuned.ratio, plain.eager_s * 1e3, plain.ours_s * 1e3)
         line = f"{plain.title:36}" + "".join(f"{number:9.3f}" for number in numbers)
         line += f"{plain.error:9.1e}  {plain.kernels_before} -> {plain.kernels_after}"
-        rival = f"  inductor {plain.inductor_s / plain.eager_s:.3f}" if plain.inductor_s else ""
+        rival = "".join(f"  {each} {took / plain.eager_s:.3f}" for each, took in plain.rivals_s.items())
         print(line + rival, flush=True)
     if chosen.json:
         chosen.json.write_text(json.dumps(results, indent=1))

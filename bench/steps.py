@@ -16,15 +16,18 @@ from lowtide.ir.aten import call, tensors_of
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.ops import Aten, Fused
 from lowtide.transforms.fuse import FuseCandidate, apply
+from lowtide.transforms.rewriting.derived import Prepared, split_derived
+from lowtide.transforms.rewriting.rewrite import RewriteOptions, rewrite
 from lowtide.workload import Workload
 
 
 def build(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Callable[[], Tensor], int, int]:
     """(a call that returns the output, operators before, kernels and operators after)."""
     program = capture(Workload(module, args=inputs))
-    plain = channels_last(program.graph).graph
-    graph = apply(plain, FuseCandidate(plan_blocks(plain, Pricing(keep=True)))).graph
-    values = _allocate(graph, program.bind(inputs, {}, ()))
+    prepared = split_derived(rewrite(program.graph, RewriteOptions(derive=True)).graph)
+    graph = fused_graph(prepared.graph)
+    given = program.bind(inputs, {}, ())
+    values = _allocate(graph, {**given, **_run_once(prepared, given)})
     steps = _steps(graph, values)
     result = graph.outputs[0]
 
@@ -33,8 +36,31 @@ def build(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Callable[[], T
             step()
         return values[result]
 
-    count = sum(not plain.is_view(node) for node in plain.nodes)
+    count = sum(not program.graph.is_view(node) for node in program.graph.nodes)
     return run, count, len(steps)
+
+
+def fused_graph(plain: Graph) -> Graph:
+    """The graph as kernels: layouts chosen, groups planned and contracted."""
+    laid = channels_last(plain).graph
+    return apply(laid, FuseCandidate(plan_blocks(laid, Pricing(keep=True)))).graph
+
+
+def prepared_graph(graph: Graph) -> tuple[Graph, Graph, Graph]:
+    """(as captured, rewritten without what runs once, fused): what is launched at each stage."""
+    plain = split_derived(rewrite(graph, RewriteOptions(derive=True)).graph).graph
+    return graph, plain, fused_graph(plain)
+
+
+def _run_once(prepared: Prepared, given: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Weights made from weights."""
+    values = dict(given)
+    with torch.no_grad():
+        for node in prepared.preparation.nodes:
+            assert isinstance(node.op, Aten)
+            results = tensors_of(call(node.op, [values[v] for v in node.inputs]))
+            values.update(zip(node.outputs, results, strict=False))
+    return {value: values[value] for value in prepared.state}
 
 
 def _allocate(graph: Graph, given: dict[int, Tensor]) -> dict[int, Tensor]:

@@ -33,7 +33,7 @@ from lowtide.ir.graph import Graph, Node
 from lowtide.ir.ops import Aten
 from lowtide.ir.random import is_random
 
-__all__ = ["Limits", "plan_blocks"]
+__all__ = ["Limits", "Planner", "plan_blocks"]
 
 
 _SINGLES = frozenset(
@@ -51,6 +51,7 @@ _SINGLES = frozenset(
 )
 
 
+_SMALL_BYTES = 1 << 14
 _HALVED = frozenset({"aten._scaled_dot_product_flash_attention_for_cpu.default"})
 
 
@@ -80,7 +81,7 @@ def plan_blocks(
     banned: Collection[int] = (),
 ) -> tuple[frozenset[int], ...]:
     """Groups of node ids to fuse, none of them `banned`, in the order in which they were found."""
-    work = _Planner(graph, pricing or Pricing(), limits or Limits(), frozenset(banned))
+    work = Planner(graph, pricing or Pricing(), limits or Limits(), frozenset(banned))
     for chain in work.chains():
         work.explore(chain)
     for seed in work.seeds():
@@ -89,7 +90,9 @@ def plan_blocks(
 
 
 @dataclass
-class _Planner:
+class Planner:
+    """One exploration of one graph; subclasses choose other seeds and other growth."""
+
     graph: Graph
     pricing: Pricing
     limits: Limits
@@ -178,6 +181,8 @@ class _Planner:
     def _absorb(self, block: _Block, other: int, forward: bool) -> bool:
         first, second = (block.type, self.types[other]) if forward else (self.types[other], block.type)
         verdict, fused = combine(first, second)
+        if verdict is Verdict.RED and self._small(block.members, other):
+            verdict, fused = Verdict.YELLOW, Classified(MapType.MANY_TO_MANY, first.kind or second.kind)
         if verdict is Verdict.RED or len(block.members) >= self.limits.operators:
             return False
         members = block.members | {other}
@@ -187,6 +192,12 @@ class _Planner:
             return False
         block.members, block.type, block.seconds = members, fused, together
         return True
+
+    def _small(self, members: frozenset[int], other: int) -> bool:
+        """Whether a red pair costs no more than its calls: a few results, kept in scratch (squeeze-excite)."""
+        mixed = [n for n in (*members, other) if self.types[n].kind is not None]
+        windows = any(self.types[n].kind in (Kind.WINDOW, Kind.OPAQUE) for n in mixed)
+        return not windows and all(self.outputs_bytes[n] <= _SMALL_BYTES for n in mixed)
 
     def _seconds(self, members: frozenset[int]) -> float | None:
         parts = extract(self.graph, members)

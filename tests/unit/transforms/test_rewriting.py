@@ -111,7 +111,7 @@ def test_domain_and_cancelling_rules_are_not_applied_by_default() -> None:
         return (a * torch.sqrt(b)) * torch.sqrt(b), torch.exp(a).prod(1, keepdim=True)
 
     inputs = [rand(8, 8), rand(8, 8).abs()]
-    assert set(rules(rewritten(risky, inputs))) == {"common-term"}
+    assert not {"shared-root", "product-of-exps"} & set(rules(rewritten(risky, inputs)))
     assert "product-of-exps" in rules(rewritten(risky, inputs, EVERYTHING))
 
 
@@ -283,9 +283,9 @@ def test_a_copy_that_a_view_needs_stays() -> None:
     assert edit.applied == () and "clone" in names(edit.graph)
 
 
-def test_derived_weights_are_state_of_the_rest() -> None:
+def test_derived_weights_are_constants_of_the_rest() -> None:
     program = capture(Workload(Convolutions().eval(), args=(rand(2, 3, 8, 8),)))
     parts = split_derived(rewrite(program.graph, RewriteOptions(derive=True)).graph)
     assert parts.state and set(parts.state) <= set(parts.graph.inputs)
-    assert all(parts.graph.storage_of(value).role is Role.STATE for value in parts.state)
+    assert all(parts.graph.storage_of(value).role is Role.CONST for value in parts.state)
     assert names(parts.graph) == ["convolution", "relu", "convolution"]

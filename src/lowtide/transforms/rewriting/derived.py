@@ -5,8 +5,8 @@ each call.
 
 Method.  A node is derived if it reads only parameters, buffers and constants that the graph never writes,
 or what derived nodes made, and is deterministic.  `split_derived` cuts the graph in two: the preparation,
-whose results become STATE inputs of the rest.  They are the plan's state: counted as resident, and made
-again when an original changes.
+whose results become CONST inputs of the rest: resident, and for kernels as good as parameters (they keep
+what they pack of them).  They are made again when an original changes.
 
 Not done here: noticing that an original changed (the plan compares versions), training (nothing is derived).
 """
@@ -106,7 +106,7 @@ def _part(graph: Graph, nodes: tuple[Node, ...], outputs: tuple[int, ...]) -> Gr
 
 def _rest(graph: Graph, nodes: tuple[Node, ...], state: tuple[int, ...]) -> Graph:
     given = {graph.values[value].storage for value in state}
-    return _cut(graph, nodes, (*graph.inputs, *state), graph.outputs, Role.STATE, given)
+    return _cut(graph, nodes, (*graph.inputs, *state), graph.outputs, Role.CONST, given)
 
 
 def _cut(
