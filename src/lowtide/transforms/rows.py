@@ -9,8 +9,8 @@ stand the runs of its nodes where memory is in the way: only there parts are wor
                 |    |____              ____  |            whole region, or the two runs above a level
                 |         |____________|    |_|
 
-Invariants.  Every candidate passes `check_rows`.  `work` is the rows made by all parts over the rows of the
-whole, weighted by bytes: 1 without a halo.
+Invariants.  Every candidate passes `check_rows`.  Its work, the rows made by all parts over the rows of the
+whole, weighted by bytes (1 without a halo), is bounded.
 
 Not done.  Choosing between rows and columns by layout: rows of a plane are one block of memory.
 """
@@ -36,7 +36,10 @@ MOST_WORK = 1.7
 
 
 def row_candidates(
-    graph: Graph, counts: Sequence[int] = (2, 4, 8), live: Mapping[int, int] | None = None
+    graph: Graph,
+    counts: Sequence[int] = (2, 4, 8),
+    live: Mapping[int, int] | None = None,
+    most_work: float = MOST_WORK,
 ) -> Iterator[tuple[tuple[HaloCandidate, ...], ...]]:
     """Sets of regions to split together, the largest region first; per region its candidates by `counts`.
 
@@ -50,25 +53,27 @@ def row_candidates(
             key = tuple(tuple(run) for run in runs)
             if key not in seen:
                 seen.add(key)
-                found = (tuple(_candidates(normal, run, counts)) for run in runs)
+                found = (tuple(_candidates(normal, run, counts, most_work)) for run in runs)
                 kept = tuple(candidates for candidates in found if candidates)
                 if kept:
                     yield kept
 
 
-def _candidates(graph: Graph, region: Region, counts: Sequence[int]) -> Iterator[HaloCandidate]:
+def _candidates(
+    graph: Graph, region: Region, counts: Sequence[int], most_work: float
+) -> Iterator[HaloCandidate]:
     for count in counts:
-        found = _candidate(graph, region, count)
+        found = _candidate(graph, region, count, most_work)
         if found is not None:
             yield found
 
 
-def _candidate(graph: Graph, region: Region, count: int) -> HaloCandidate | None:
+def _candidate(graph: Graph, region: Region, count: int, most_work: float) -> HaloCandidate | None:
     assignment = assignment_of(graph, region)
     sizes = (1,) * count
     if check_rows(graph, tuple(region), assignment, sizes):
         return None
-    if _work(graph, assignment, tuple(region), sizes) > MOST_WORK:
+    if _work(graph, assignment, tuple(region), sizes) > most_work:
         return None
     return HaloCandidate(region, sizes)
 
