@@ -46,7 +46,7 @@ def published_row(workload: str, name: str) -> str:
 
 def _baseline(structure: Structure) -> Baseline:
     def run(record: Mapping[str, Any]) -> tuple[float, float]:
-        built, late = build(graph_of(record["base"]), structure)
+        built, late = build(graph_of(record["base"]), structure, record["hw"])
         flat = flatten(built, late, record["hw"])
         outcome = evaluate(flat.program, flat.default * 0)
         base = record["base"]["sim"]

@@ -10,7 +10,7 @@ effect:     late layers hold one part of their values; early ones hold a whole o
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from .axes import Uncuttable, batch_of, cut_along
@@ -42,16 +42,29 @@ def carve_late(graph: Graph, late: Collection[int], before: int, parts: int) -> 
         raise Uncuttable(f"no place {before} in a forward of {len(forward)} nodes")
     members = set(forward[before:])
     crossing = {v for m in members for v in graph.node[m].inputs if v not in members}
-    weights = {v for v in crossing if cut[v] is None}
+    weights = set().union(*(_roots(graph, v, cut) for v in crossing if cut[v] is None))
     for node in graph.nodes:
-        if node.id in late and node.kind != "inplace" and cut[node.id] is not None:
-            allowed = all(
-                v in members or v in crossing or v in weights or _given(graph, v) for v in node.inputs
-            )
-            if allowed and any(v in members for v in node.inputs):
-                members.add(node.id)
+        if node.id not in late or node.kind == "inplace" or cut[node.id] is None:
+            continue
+        known = (
+            v in members
+            or v in crossing
+            or _given(graph, v)
+            or (cut[v] is None and _roots(graph, v, cut) <= weights)
+            for v in node.inputs
+        )
+        if all(known) and not members.isdisjoint(node.inputs):
+            members.add(node.id)
     members = with_sources(graph, members) - set(forward[:before])
     return carve(graph, members, parts, cut)
+
+
+def _roots(graph: Graph, value: int, cut: Mapping[int, int | None]) -> set[int]:
+    """The weights that a value off the axis is made of."""
+    node = graph.node[value]
+    if not node.inputs or cut[value] is not None:
+        return {value}
+    return set().union(*(_roots(graph, each, cut) for each in node.inputs))
 
 
 def _given(graph: Graph, value: int) -> bool:

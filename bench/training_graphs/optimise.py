@@ -89,7 +89,7 @@ class _Search:
         if structure in self.known:
             return self.known[structure]
         try:
-            built, late = build(self.graph, structure)
+            built, late = build(self.graph, structure, self.hw)
         except Uncuttable:
             return None
         flat = program(built, late, self.hw)
@@ -191,6 +191,6 @@ def warm_up() -> None:
     back = Node(4, "ewise.bin.mul", "compute", (2, 2), (2, 2), {}, (((0, 0), (1, 1)),) * 2)
     update = Node(5, "ewise.bin.add_", "inplace", (1, 4), (2, 2), {}, ((), ()))
     hw = {"flops": 1e12, "bw": 1e12, "pcie": 1e10, "launch": 1e-6, "swap_lat": 1e-6, "sms": 8, "dsize": 4}
-    flat = program(*build(Graph((x, w, square, loss, back, update)), Structure()), hw)
+    flat = program(*build(Graph((x, w, square, loss, back, update)), Structure(), hw), hw)
     for limit in (Limit(1.0, 0, True), Limit(0.0, 1, False)):
         anneal(flat.program, choice(flat), flat.default, limit, states=1)

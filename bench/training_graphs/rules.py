@@ -6,7 +6,9 @@ fold-division:  softmax(a b^T / c) with a = x w   ->   a' = x (w / c), softmax(a
                 own gradient is divided.  Exact for powers of two, else `reassociates`.
 merge-projections:  x w1, x w2, x w3   ->   one product with the weights side by side, results sliced; the
                 gradient to x is one product over the gradients side by side instead of three and two sums.
-                `reassociates`.
+                `reassociates`. part-concat:    conv-data(g, w) that is only sliced, conv-weight(concat(a,
+                b), g)   ->   one call for each piece, where waves of tiles do not make that dearer; the
+                concatenation dies with the forward.  Exact.
 fuse-threshold: g * (h > 0)  ->  threshold_backward(g, h): one kernel instead of two, exact.
 
 Legal when the nodes match with exactly the readers named; everything else is left as it is.
@@ -14,11 +16,17 @@ Legal when the nodes match with exactly the readers named; everything else is le
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from .model import Graph, Links, Node, Shape
+from .prices import op_time
 
-__all__ = ["fold_divisions", "fuse_thresholds", "merge_projections"]
+__all__ = ["fold_divisions", "fuse_thresholds", "merge_projections", "part_concats"]
+
+_NOT_DEARER = 1.002
+"""A rewrite that saves memory may cost this factor."""
 
 _DIV, _HEADS_FIRST = "ewise.uni.const.div", [0, 2, 1, 3]
 
@@ -268,4 +276,63 @@ def fuse_thresholds(graph: Graph) -> Graph:
             edit.now[node.id] = replace(
                 node, op="ewise.bin.threshold_backward", inputs=(node.inputs[0], mask.inputs[0])
             )
+    return edit.graph_now()
+
+
+def part_concats(graph: Graph, hw: Mapping[str, Any]) -> Graph:
+    """Gradients of convolutions of a concatenation, piece by piece, wherever that is not dearer."""
+    for node in list(graph.nodes):
+        if node.op == "conv2d_bwd_inp":
+            graph = _part_data(graph, node, hw) or graph
+        elif node.op == "conv2d_bwd_wgt":
+            graph = _part_weight(graph, node, hw) or graph
+    return graph
+
+
+def _part_data(graph: Graph, node: Node, hw: Mapping[str, Any]) -> Graph | None:
+    """grad slices of conv-data(g, w)  ->  conv-data(g, slice of w) each."""
+    slices = [graph.node[reader] for reader in graph.readers[node.id]]
+    if not slices or any(each.op != "slice" or list(each.attrs["dims"]) != [1] for each in slices):
+        return None
+    grad, weight = (graph.node[value] for value in node.inputs)
+    into, _, *window = weight.shape
+    shapes = [(into, each.shape[1], *window) for each in slices]
+    whole = op_time(node.op, graph.in_shapes(node), node.shape, node.attrs, hw)
+    pieces = (
+        op_time(node.op, [grad.shape, shape], each.shape, node.attrs, hw)
+        for each, shape in zip(slices, shapes, strict=True)
+    )
+    if sum(pieces) > whole * _NOT_DEARER:
+        return None
+    edit = _Edit(graph)
+    edit.gone.add(node.id)
+    for each, shape in zip(slices, shapes, strict=True):
+        links: Links = (tuple((dim, dim) for dim in range(4) if dim != 1),)
+        piece = edit.new(each.id, "slice", "view", [weight.id], shape, dict(each.attrs), links)
+        edit.now[each.id] = replace(node, id=each.id, inputs=(grad.id, piece), shape=each.shape)
+    return edit.graph_now()
+
+
+def _part_weight(graph: Graph, node: Node, hw: Mapping[str, Any]) -> Graph | None:
+    """conv-weight(concat(a, b), g)  ->  concat(conv-weight(a, g), conv-weight(b, g))."""
+    together, grad = (graph.node[value] for value in node.inputs)
+    if together.op != "concat" or together.attrs["dim"] != 1:
+        return None
+    out, _, *window = node.shape
+    pieces = [graph.node[value] for value in together.inputs]
+    shapes = [(out, piece.shape[1], *window) for piece in pieces]
+    whole = op_time(node.op, graph.in_shapes(node), node.shape, node.attrs, hw)
+    parted = (
+        op_time(node.op, [piece.shape, grad.shape], shape, node.attrs, hw)
+        for piece, shape in zip(pieces, shapes, strict=True)
+    )
+    if sum(parted) > whole * _NOT_DEARER:
+        return None
+    edit = _Edit(graph)
+    made = [
+        edit.new(node.id, node.op, "compute", [piece.id, grad.id], shape, dict(node.attrs), node.links)
+        for piece, shape in zip(pieces, shapes, strict=True)
+    ]
+    links = (tuple((dim, dim) for dim in range(4) if dim != 1),) * len(made)
+    edit.now[node.id] = Node(node.id, "concat", "compute", tuple(made), node.shape, {"dim": 1}, links)
     return edit.graph_now()

@@ -113,12 +113,16 @@ def _body(
 
 
 def _placed(graph: Graph, ids: Collection[int], whole: Node, outs: Mapping[int, Node]) -> Graph:
-    """What the region waits for, the region, the rest; each result is taken right before its first reader."""
+    """What the region waits for, the region, the rest; wholes are taken at once, sums when they are read."""
     after = _after(graph, ids)
     nodes = [node for node in graph.nodes if node.id not in after]
     nodes.append(whole)
     waiting = dict(outs)
-    nodes.extend(waiting.pop(value) for value in list(waiting) if whole.split and not graph.readers[value])
+    assert whole.split is not None
+    soon = [
+        v for v, dim in zip(waiting, whole.split.out_dims, strict=True) if dim >= 0 or not graph.readers[v]
+    ]
+    nodes.extend(waiting.pop(value) for value in soon)
     for node in graph.nodes:
         if node.id in after and node.id not in ids:
             nodes.extend(waiting.pop(value) for value in node.inputs if value in waiting)

@@ -17,7 +17,7 @@ from .flatten import Flat, flatten
 from .model import Graph, Node
 from .nested import carve_late
 from .order import late_nodes, release, tidy
-from .rules import fold_divisions, fuse_thresholds, merge_projections
+from .rules import fold_divisions, fuse_thresholds, merge_projections, part_concats
 from .split import split_batch
 
 __all__ = ["Structure", "batch_size", "build", "choice", "ordered", "program", "rewritten"]
@@ -29,7 +29,8 @@ class Structure:
 
     parts: of the whole step along the batch, 1: not split.
     inner: regions inside, each (how many values of the forward are before it, parts).
-    fold: divisions go into weights.  merge: projections of one value become one.
+    fold: divisions go into weights.  merge: projections of one value become one, gradients of a
+    concatenation are made piece by piece.
     masks: a mask is made when it is read.  fuse: masks and products are one kernel.
     """
 
@@ -46,18 +47,18 @@ def batch_size(graph: Graph) -> int:
     return next(node.shape[0] for node in graph.nodes if node.kind == "input")
 
 
-def rewritten(graph: Graph, structure: Structure) -> Graph:
+def rewritten(graph: Graph, structure: Structure, hw: Mapping[str, Any]) -> Graph:
     """The algebra of a structure."""
     if structure.fold:
         graph = fold_divisions(graph)
     if structure.merge:
-        graph = merge_projections(graph)
+        graph = part_concats(merge_projections(graph), hw)
     return fuse_thresholds(graph) if structure.fuse else graph
 
 
-def build(graph: Graph, structure: Structure) -> tuple[Graph, frozenset[int]]:
+def build(graph: Graph, structure: Structure, hw: Mapping[str, Any]) -> tuple[Graph, frozenset[int]]:
     """The structure's graph in order, and its late nodes.  Raises Uncuttable if it cannot be split so."""
-    graph = rewritten(graph, structure)
+    graph = rewritten(graph, structure, hw)
     late = late_nodes(graph)
     graph = tidy(graph, late, structure.masks)
     if structure.parts > 1:
