@@ -31,6 +31,8 @@ from lowtide.ir.graph import Graph
 
 __all__ = ["Pricing", "Rates"]
 
+SPILLED = 4096  # results of a product that may wait in scratch for another stage
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -69,7 +71,9 @@ class Pricing:
     def _price(self, lowered: Lowered) -> float:
         stages = plan_stages(lowered.kernel)
         parts = find_links(stages)
-        products = {r.name for r in lowered.kernel.reductions if isinstance(r, Contraction)}
+        products = {
+            r.name for r in lowered.kernel.reductions if isinstance(r, Contraction) and prod(r.kept) > SPILLED
+        }
         if any(node.leaf is not None and node.leaf.source in products for node in far_references(parts)):
             raise Unfusable("a product that would have to be kept whole in scratch")
         return self.rates.start_s + sum(self._part(part, lowered) for part in parts)

@@ -82,30 +82,51 @@ struct lt_total {
   LT lt_f16 step(lt_f16 a, lt_f16 x, lt_f16) { return a + x; }
   LT float step(float a, float x, float) { return a + x; }
 };
-// One output row with channels in the lanes: x[row][column][c], w[taps][c], acc[n][c]; c is a multiple of 16.
+// P pixels with channels in the lanes: rows[kh][column][c] from the first pixel's first column, w[taps][c],
+// acc[P][c]; c is a multiple of 16.
 template <class Op, int P, int KH, int KW, int SW, int DW>
-LT void lt_lane_pixels(const float* x, int64_t row, const float* w, float* acc, int64_t c) {
-  lt_f16 a[P];
-  for (int p = 0; p < P; ++p) for (int i = 0; i < 16; ++i) a[p][i] = Op::first;
-  _Pragma("GCC unroll 32") for (int kh = 0; kh < KH; ++kh)
-    _Pragma("GCC unroll 32") for (int kw = 0; kw < KW; ++kw) {
-      const lt_f16 t = lt_ld(w + (kh * KW + kw) * c);
-      _Pragma("GCC unroll 8") for (int p = 0; p < P; ++p)
-        a[p] = Op::step(a[p], lt_ld(x + kh * row + (p * SW + kw * DW) * c), t);
-    }
-  for (int p = 0; p < P; ++p) lt_st(acc + p * c, a[p]);
-}
-template <class Op, int KH, int KW, int SW, int DW>
-static void lt_lane_row(const float* x, int64_t row, const float* w, float* acc, int64_t n, int64_t c) {
+static void lt_lane_block(const float* const* rows, const float* w, float* acc, int64_t c) {
   for (int64_t k = 0; k < c; k += 16) {
-    int64_t q = 0;
-    for (; q + 4 <= n; q += 4)
-      lt_lane_pixels<Op, 4, KH, KW, SW, DW>(x + q * SW * c + k, row, w + k, acc + q * c + k, c);
-    for (; q < n; ++q) lt_lane_pixels<Op, 1, KH, KW, SW, DW>(x + q * SW * c + k, row, w + k, acc + q * c + k, c);
+    lt_f16 a[P];
+    for (int p = 0; p < P; ++p) for (int i = 0; i < 16; ++i) a[p][i] = Op::first;
+    _Pragma("GCC unroll 32") for (int kh = 0; kh < KH; ++kh)
+      _Pragma("GCC unroll 32") for (int kw = 0; kw < KW; ++kw) {
+        const lt_f16 t = lt_ld(w + (kh * KW + kw) * c + k);
+        _Pragma("GCC unroll 8") for (int p = 0; p < P; ++p)
+          a[p] = Op::step(a[p], lt_ld(rows[kh] + (p * SW + kw * DW) * c + k), t);
+      }
+    _Pragma("GCC unroll 8") for (int p = 0; p < P; ++p) lt_st(acc + p * c + k, a[p]);
   }
 }
-// One output row of one channel, pixels in the lanes: x[row][column], w[taps], acc[n].
-template <class Op, int KH, int KW, int SW, int DW>
+// Columns x ... x + n of each row, those outside [0, width) filled with Op::first (0, or -inf for a maximum).
+template <class Op>
+static void lt_lane_edge(const float* const* rows, int64_t count, int64_t x, int64_t n, int64_t width, int64_t c,
+                         float* into, const float** made) {
+  const int64_t lo = x < 0 ? -x : 0, to = width - x < n ? width - x : n, hi = to > lo ? to : lo;
+  for (int64_t r = 0; r < count; ++r, into += n * c) {
+    made[r] = into;
+    lt_fill(into, lo * c, Op::first);
+    std::memcpy(into + lo * c, rows[r] + (x + lo) * c, (hi - lo) * c * 4);
+    lt_fill(into + hi * c, (n - hi) * c, Op::first);
+  }
+}
+// P output rows of one channel, pixels in the lanes: x[row][column], w[taps], acc[P][columns]; n is a multiple of 16.
+template <class Op, int P, int KH, int KW, int SH, int DH, int DW>
+static void lt_plane_rows(const float* x, int64_t row, const float* w, float* acc, int64_t n) {
+  lt_f16 t[KH * KW];
+  for (int k = 0; k < KH * KW; ++k) for (int i = 0; i < 16; ++i) t[k][i] = w[k];
+  for (int64_t q = 0; q < n; q += 16) {
+    lt_f16 a[P];
+    for (int p = 0; p < P; ++p) for (int i = 0; i < 16; ++i) a[p][i] = Op::first;
+    _Pragma("GCC unroll 32") for (int kh = 0; kh < KH; ++kh)
+      _Pragma("GCC unroll 32") for (int kw = 0; kw < KW; ++kw)
+        _Pragma("GCC unroll 8") for (int p = 0; p < P; ++p)
+          a[p] = Op::step(a[p], lt_ld(x + (p * SH + kh * DH) * row + q + kw * DW), t[kh * KW + kw]);
+    _Pragma("GCC unroll 8") for (int p = 0; p < P; ++p) lt_st(acc + p * n + q, a[p]);
+  }
+}
+// The same with steps between the columns of an output row.
+template <class Op, int KH, int KW, int SW, int DH, int DW>
 static void lt_plane_row(const float* __restrict x, int64_t row, const float* __restrict w, float* __restrict acc,
                          int64_t n) {
   float t[KH * KW];
@@ -114,7 +135,7 @@ static void lt_plane_row(const float* __restrict x, int64_t row, const float* __
     float a = Op::first;
     _Pragma("GCC unroll 32") for (int kh = 0; kh < KH; ++kh)
       _Pragma("GCC unroll 32") for (int kw = 0; kw < KW; ++kw)
-        a = Op::step(a, x[kh * row + q * SW + kw * DW], t[kh * KW + kw]);
+        a = Op::step(a, x[kh * DH * row + q * SW + kw * DW], t[kh * KW + kw]);
     acc[q] = a;
   }
 }
