@@ -71,10 +71,23 @@ def split_and_merge(
             merged.append(torch.cat(pieces, dim))
         elif merge is Merge.ADD:
             merged.append(sum(pieces[1:], pieces[0]))
+        elif merge is Merge.LOGSUMEXP:
+            merged.append(torch.stack(pieces).logsumexp(0))
+        elif merge is Merge.MOMENTS:
+            merged.append(_moments(results, parts)[position])
         else:
             assert merge is None
             merged.append(torch.empty(0))
     return merged
+
+
+def _moments(results: list[list[Tensor]], parts: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Variance and mean of all parts together, from the raw moments."""
+    weights = [(stop - start) / parts[-1][1] for start, stop in parts]
+    mean = sum(weight * each[1] for weight, each in zip(weights, results, strict=True))
+    square = sum(weight * (each[0] + each[1] ** 2) for weight, each in zip(weights, results, strict=True))
+    assert isinstance(mean, Tensor)
+    return square - mean**2, mean
 
 
 def test_every_rule_is_exercised() -> None:

@@ -11,10 +11,11 @@ text into a rule.
 Invariants.  Cutting every listed dimension into [start, stop) at the same fraction, running the
 operator on that part (integer arguments in `scaled` cut in the same proportion) and merging the
 results gives the whole: WRITE where an output has the dimension, ADD where it lacks it and the loop
-is a sum.  A part begins and ends at multiples of ``size / extent``.  A dimension of size 1 that is
-broadcast is shared, never cut.  `tests/property/test_axis_rules.py` checks each rule on real inputs.
+is a sum (LOGSUMEXP and MOMENTS likewise, see `lowtide.analysis.merging`).  A part begins and ends at
+multiples of ``size / extent``.  A dimension of size 1 that is broadcast is shared, never cut.
+`tests/property/test_axis_rules.py` checks each rule on real inputs.
 
-Not done.  Halos, and merges other than WRITE and ADD.
+Not done here.  Halos (`lowtide.analysis.windows`).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Link:
     """An `Axis` by argument name, as rules write it; a list argument takes a tuple of dimensions.
 
     Arguments that are absent are shared.  Outputs without the dimension are sums over it, except
-    those in `unmerged`, which no merge makes right.
+    those in `unmerged`, which no merge makes right, or are combined by another `merge`.
     """
 
     extent: int
@@ -82,6 +83,7 @@ class Link:
     outputs: Dims
     scaled: Scaled = ()
     unmerged: tuple[int, ...] = ()
+    merge: Merge = Merge.ADD
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def axis_of(op: Aten, link: Link, inputs: int) -> Axis | None:
             if found.setdefault(position, dim) != dim:
                 return None
     merges = tuple(
-        Merge.WRITE if dim is not None else None if position in link.unmerged else Merge.ADD
+        Merge.WRITE if dim is not None else None if position in link.unmerged else link.merge
         for position, dim in enumerate(link.outputs)
     )
     return Axis(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 
 from lowtide.analysis.axis import Call, Link, Rule, einsum, masked
+from lowtide.ir.ops import Merge
 
 __all__ = ["ROW_RULES"]
 
@@ -45,6 +46,21 @@ def _reduce(call: Call) -> Iterator[Link]:
     if call.arguments.get("dim") is None and "dim" in call.arguments and call.rank("self") > 0:
         return iter(())  # over the flattened tensor
     return _reduction(call, summed=False)
+
+
+def _combined(merge: Merge) -> Rule:
+    """Dimensions that stay, and those that are reduced where parts can be combined."""
+
+    def rule(call: Call) -> Iterator[Link]:
+        yield from _reduce(call)
+        reduced = call.arguments.get("dim") is not None and call.rank("self") > 0
+        if not reduced or (merge is Merge.MOMENTS and call.arguments.get("correction") not in (0, 0.0)):
+            return
+        for link in _reduction(call, summed=True):
+            if None in link.outputs:
+                yield Link(link.extent, link.arguments, link.outputs, merge=merge)
+
+    return rule
 
 
 def _rows(*arguments: str) -> Rule:
@@ -267,8 +283,8 @@ ROW_RULES: dict[str, Rule] = {
     "aten.prod.dim_int": _reduce,
     "aten.var.correction": _reduce,
     "aten.std.correction": _reduce,
-    "aten.var_mean.correction": _reduce,
-    "aten.logsumexp.default": _reduce,
+    "aten.var_mean.correction": _combined(Merge.MOMENTS),
+    "aten.logsumexp.default": _combined(Merge.LOGSUMEXP),
     "aten.linalg_vector_norm.default": _reduce,
     "aten._softmax.default": _rows("self"),
     "aten._log_softmax.default": _rows("self"),

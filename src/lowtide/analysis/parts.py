@@ -3,7 +3,7 @@
 Problem.  The outputs of a Fission exist as wholes before the first part runs.  A part that can put its
 result there needs no memory for it; one that cannot needs a place for it until it is merged.
 
-Method.  Five ways, decided per output from its layout and its producer:
+Method.  Six ways, decided per output from its layout and its producer:
 
     direct       the result is exactly the slice of the whole: written in place
     copy         the slice has other strides: kept like any value, copied once made
@@ -11,13 +11,13 @@ Method.  Five ways, decided per output from its layout and its producer:
     add          any other sum: the first part writes, later ones make a temporary and add it
     terms        a sum of sums (a tied weight's gradients): the additions vanish, each term is delivered to
                  the whole, a product by accumulating, another by adding
+    combine      log-sum-exp and moments: the first part writes, later ones are combined with what is there
+                 (`lowtide.analysis.merging`)
 
 `body_as_run` is the body in which only values are outputs that lie in the whole; everything else in it
 takes memory of the body's own, for as long as its readers say (an `add` result: one step).
 
 Invariants.  A direct slice is one block of memory that nothing else uses.
-
-Not done.  Log-sum-exp and moments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lowtide.ir.ops import Aten, Fission, Merge
 
 __all__ = ["Delivery", "body_as_run", "deliveries", "is_product", "terms_of"]
 
-Delivery = Literal["direct", "copy", "accumulate", "add", "terms"]
+Delivery = Literal["direct", "copy", "accumulate", "add", "terms", "combine"]
 
 _PRODUCT = "aten.mm.default"
 
@@ -50,6 +50,8 @@ def _delivery(op: Fission, position: int, outer: TensorMeta) -> Delivery:
     fits = all(_lies_within(body, position, outer) for body in op.bodies)
     if op.merges[position] is Merge.WRITE:
         return "direct" if fits else "copy"
+    if op.merges[position] is not Merge.ADD:
+        return "combine"
     if not fits:
         return "add"
     if all(len(terms_of(body, body.outputs[position])) > 1 for body in op.bodies):

@@ -4,7 +4,7 @@ Invariants.  Inputs are sliced as views, outputs allocated once and merged in pl
 are dropped before the next part starts.  The first part of a sum is copied, so that nothing has to be
 zeroed and a negative zero stays one.
 
-Not done.  Log-sum-exp and moments; speed.
+Not done.  Speed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.analysis.merging import combinations
+from lowtide.ir.aten import call
 from lowtide.ir.graph import Graph, TensorMeta
 from lowtide.ir.ops import Fission, Merge, Slice
 
@@ -34,10 +36,7 @@ def slice_view(tensor: Any, piece: Slice) -> Any:
 def run_fission(
     op: Fission, inputs: Sequence[Any], run_graph: RunGraph, outputs: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Run all parts of `op`; gives its outputs, which are `outputs` if those are given.
-
-    Raises ValueError for a merge that has no reference.
-    """
+    """Run all parts of `op`; gives its outputs, which are `outputs` if those are given."""
     wholes = list(outputs) if outputs is not None else allocate_outputs(op)
     for number in range(len(op.parts)):
         _run_part(op, number, inputs, wholes, run_graph)
@@ -50,17 +49,14 @@ def _run_part(
     part = op.parts[number]
     operands = [slice_view(tensor, piece) for tensor, piece in zip(inputs, part.inputs, strict=True)]
     results = run_graph(op.bodies[part.body], operands)
-    for whole, piece, merge, result in zip(wholes, part.outputs, op.merges, results, strict=True):
-        _merge(slice_view(whole, piece), result, merge, first=number == 0)
-
-
-def _merge(target: Tensor, result: Tensor, merge: Merge, first: bool) -> None:
-    if merge is Merge.WRITE or (merge is Merge.ADD and first):
-        target.copy_(result)
-    elif merge is Merge.ADD:
-        target.add_(result)
-    else:
-        raise ValueError(f"the merge {merge.value} cannot be run")
+    targets = [slice_view(whole, piece) for whole, piece in zip(wholes, part.outputs, strict=True)]
+    for target, merge, result in zip(targets, op.merges, results, strict=True):
+        if merge is Merge.WRITE or number == 0:
+            target.copy_(result)
+        elif merge is Merge.ADD:
+            target.add_(result)
+    for step in combinations(op, number) if number else ():
+        call(step.op, [targets[step.target], results[step.value]])
 
 
 def allocate_outputs(op: Fission) -> list[Tensor]:

@@ -14,7 +14,7 @@ node's outputs.  A result that lies elsewhere is merged by a step of its own, di
 Invariants.  The first part of a sum writes, so outputs are never cleared.  Steps of a body belong to the
 Fission's node.
 
-Not done.  Log-sum-exp and moments; parts in parallel.
+Not done.  Parts in parallel.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lowtide.analysis.facts import Facts
+from lowtide.analysis.merging import combinations
 from lowtide.analysis.parts import Delivery, body_as_run, is_product, terms_of
 from lowtide.ir.graph import Graph, Node, TensorMeta
-from lowtide.ir.ops import Aten, Ref, Slice
+from lowtide.ir.ops import Aten, Fission, Ref, Slice
 from lowtide.run.bindings import Window
 from lowtide.run.layout import Layout, lay_out
 
@@ -63,19 +64,22 @@ def part_window(whole: Window, piece: Slice, part: TensorMeta) -> Window:
     return Window(whole.location.shifted(piece.start * step), meta)
 
 
-def plan_part(body: Graph, ways: Sequence[Delivery], targets: Sequence[Window], first: bool) -> PartPlan:
-    """How one part delivers; `targets` are the windows on the node's outputs."""
+def plan_part(op: Fission, number: int, ways: Sequence[Delivery], targets: Sequence[Window]) -> PartPlan:
+    """How part `number` delivers; `targets` are the windows on the node's outputs."""
+    body, first = op.bodies[op.parts[number].body], number == 0
     plan = _Drafted(body_as_run(body, ways))
     for value, way, target in zip(body.outputs, ways, targets, strict=True):
         if way == "direct":
             plan.given[value] = Window(target.location, body.values[value].meta)
         elif way == "copy":
             plan.merge(_COPY, value, target)
-        else:
+        elif way != "combine" or first:
             terms = terms_of(body, value) if way == "terms" else (value,)
             for position, term in enumerate(sorted(terms, key=plan.step)):
-                product = way != "add" and is_product(body, term)
+                product = way not in ("add", "combine") and is_product(body, term)
                 plan.add(term, target, product, first and position == 0)
+    for step in () if first else combinations(op, number):
+        plan.merge(step.op, body.outputs[step.value], targets[step.target])
     return plan.finish()
 
 

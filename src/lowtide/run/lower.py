@@ -235,7 +235,7 @@ def lower_fission(node: Node, scope: Scope, builder: Builder) -> None:
             part_window(scope.window(outer), piece, body.values[mine].meta)
             for mine, outer, piece in zip(body.outputs, node.outputs, part.outputs, strict=True)
         ]
-        plan = plan_part(body, ways, targets, first=number == 0)
+        plan = plan_part(node.op, number, ways, targets)
         owner = node.id if scope.owner is None else scope.owner
         order = [inner.id for inner in plan.graph.nodes]
         base = builder.workspace(scope, node, layout.nbytes)

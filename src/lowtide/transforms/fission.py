@@ -19,7 +19,7 @@ effect:     inner values and workspace shrink to one part; outputs of S live fro
 Means are made divisible first (`normalise`), and masks that a region reads are kept as bits (`pack_masks`):
 candidates name the nodes of the graph *after* these rewrites.
 
-Not done.  Halos; merges other than WRITE and ADD; dropping nodes from S that are not worth it.
+Halos: `lowtide.transforms.halo`.  Not done.  Dropping nodes from S that are not worth it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lowtide.analysis.axis import Axis
 from lowtide.analysis.dims import SUM_OF_SUMS, Dimension, axes, axis_at, dimensions, is_plain_addition
 from lowtide.analysis.region import before, leaks
 from lowtide.errors import LowtideError
-from lowtide.ir import Edit, Fission, Graph, Node, Part, Slice
+from lowtide.ir import Edit, Fission, Graph, Merge, Node, Part, Slice
 from lowtide.ir.graph import Role
 from lowtide.ir.ops import Aten
 from lowtide.ir.random import is_random
@@ -165,6 +165,12 @@ def edge_faults(
         outside = value in graph.outputs or not inside.issuperset(graph.readers[value])
         if merge is None and outside:
             yield f"%{value} of {name} is needed outside, but parts of it make no whole"
+        if merge is Merge.MOMENTS and not all(_is_needed(graph, each, inside) for each in node.outputs):
+            yield f"%{value} of {name}: its mean and variance are needed together outside"
+
+
+def _is_needed(graph: Graph, value: int, inside: frozenset[int]) -> bool:
+    return value in graph.outputs or not inside.issuperset(graph.readers[value])
 
 
 # --- finding regions -----------------------------------------------------------------------------
@@ -260,10 +266,7 @@ def apply_inside(graph: Graph, number: int, candidate: FissionCandidate) -> Edit
     node = graph.node[number]
     if not isinstance(node.op, Fission):
         raise IllegalFission([f"{name_node(graph, number)} is no Fission"])
-    bodies = tuple(
-        apply(body, resized(body, candidate)).graph
-        for k, body in enumerate(node.op.bodies)
-    )
+    bodies = tuple(apply(body, resized(body, candidate)).graph for k, body in enumerate(node.op.bodies))
     changed = replace(node, op=replace(node.op, bodies=bodies))
     nodes = tuple(changed if each.id == number else each for each in graph.nodes)
     return Edit(replace(graph, nodes=nodes))
