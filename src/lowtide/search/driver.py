@@ -21,7 +21,7 @@ from lowtide.capture import Program, capture
 from lowtide.cost.devices import device_named
 from lowtide.errors import UsageError
 from lowtide.fusion.kernels import Foundry
-from lowtide.run.measure import measure_eager
+from lowtide.search.baseline import baseline
 from lowtide.search.estimator import Estimator
 from lowtide.search.explorer import Explorer, Goal, Spot
 from lowtide.search.floors import floor_of
@@ -149,7 +149,7 @@ def _setting(
             remedy="name the device to plan for, such as device='h200'",
         )
     clock.enter("measure eager")
-    eager = measure_eager(program.workload)
+    eager = baseline(program)
     clock.enter("profile")
     graph = take_apart(program.graph).graph
     foundry = Foundry()
@@ -195,7 +195,9 @@ class Frontier:
         resident = self.setting.resident_bytes
         if bound is not None and bound <= resident:  # below that nothing helps
             raise refuse(bound, self.setting.floor)
-        self._explore(Goal(None if bound is None else bound - resident, limit.latency_ratio))
+        ratio = limit.latency_ratio
+        seconds = None if ratio is None else ratio * self.setting.eager.latency_s
+        self._explore(Goal(None if bound is None else bound - resident, seconds))
         return self._keep(limit)
 
     def pick_outcome(self, *, memory: str | int | None = None, latency: str | float | None = None) -> Outcome:
