@@ -66,7 +66,6 @@ class Count:
 def count_ours(text: str) -> tuple[int, int, int]:
     """(operators captured, after rewriting, kernels and operators launched)."""
     from bench.steps import prepared_graph
-
     from lowtide.capture.door import capture
     from lowtide.workloads.parse import load_workload
 

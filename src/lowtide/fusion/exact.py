@@ -2,12 +2,11 @@
 
 Problem.  Growth from seeds is greedy: an early merge can keep a better one from being made.
 
-Method.  Operators that can be fused and are connected, by a value that one makes and the other reads or that both
-read, form pieces.  For a piece of at most `largest` operators
-every connected set that leaves no cycle is a candidate kernel with its predicted time; the cheapest
-partition into candidates that run one after the other is found by dynamic programming over down-sets
-(what has run so far), which is the binary program with its order constraints, solved exactly.  Larger pieces
-keep the blocks of `plan_blocks`.
+Method.  Operators that can be fused and are connected, by a value that one makes and the other reads or
+that both read, form pieces.  For a piece of at most `largest` operators every connected set that leaves no
+cycle is a candidate kernel with its predicted time; the cheapest partition into candidates that run one
+after the other is found by dynamic programming over down-sets (what has run so far), which is the binary
+program with its order constraints, solved exactly.  Larger pieces keep the blocks of `plan_blocks`.
 
 Invariants.  On small pieces the predicted time is at most that of any other plan with the same prices.
 Not done here: a bound for larger pieces.

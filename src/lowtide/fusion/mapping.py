@@ -29,7 +29,19 @@ from lowtide.fusion.codegen.tensor import Reduction, Tensor, Unfusable
 from lowtide.ir.graph import Graph, Node, Role, Storage, TensorMeta, Value
 from lowtide.ir.ops import Aten
 
-__all__ = ["DECLARED", "TABLE", "Cell", "Classified", "Kind", "Mapping", "Verdict", "classify", "combine"]
+__all__ = [
+    "DECLARED",
+    "IMPEDANCE",
+    "TABLE",
+    "Cell",
+    "Classified",
+    "Kind",
+    "Mapping",
+    "Verdict",
+    "classify",
+    "combine",
+    "fused_type",
+]
 
 
 class Mapping(IntEnum):
@@ -105,6 +117,20 @@ TABLE: dict[tuple[Mapping, Mapping], Cell] = {
     for second, text in zip(_COLUMNS, row.split(), strict=True)
 }
 
+IMPEDANCE: dict[Mapping, int] = {_O: 0, _R: 1, _S: 1, _M: 2, _A: 2}
+"""Transformation impedance: how strongly a type decides that of a fused operator."""
+
+
+def fused_type(first: Mapping, second: Mapping) -> Mapping:
+    """The impedance rule, from which every cell of Table 3 that is not red follows.
+
+    The stronger type wins; of the two strongest the first does; Shuffle and Reorganize make Reorganize.
+    """
+    if IMPEDANCE[first] != IMPEDANCE[second]:
+        return max(first, second, key=IMPEDANCE.__getitem__)
+    return first if IMPEDANCE[first] == 2 or first is second else _R
+
+
 _CONTRACTIONS = """
     mm.default bmm.default addmm.default baddbmm.default mv.default dot.default linear.default einsum.default
     _scaled_dot_product_flash_attention_for_cpu.default scaled_dot_product_attention.default
@@ -114,9 +140,10 @@ _WINDOWS = """
     convolution.default convolution_backward.default max_pool2d_with_indices.default
     max_pool2d_with_indices_backward.default avg_pool2d.default avg_pool2d_backward.default
     _adaptive_avg_pool2d.default _adaptive_avg_pool2d_backward.default upsample_bilinear2d.vec
-    upsample_bilinear2d.default im2col.default col2im.default
+    upsample_bilinear2d_backward.default upsample_bilinear2d.default im2col.default col2im.default
 """
 _SCANS = "cumsum.default cumprod.default"
+_ROWWISE = "_safe_softmax.default"
 _SCATTERS = "embedding_dense_backward.default index_add.default scatter_add.default"
 
 DECLARED: dict[str, Kind] = {
@@ -125,10 +152,14 @@ DECLARED: dict[str, Kind] = {
         (_CONTRACTIONS, Kind.CONTRACTION),
         (_WINDOWS, Kind.WINDOW),
         (_SCANS, Kind.SCAN),
+        (_ROWWISE, Kind.ROW),
         (_SCATTERS, Kind.REDUCTION),
     )
     for name in names.split()
 }
+
+_GATHERS = frozenset({"aten.index.Tensor"})
+"""One-to-Many, at indices that only the run knows."""
 
 OPAQUE = Classified(Mapping.MANY_TO_MANY, Kind.OPAQUE)
 
@@ -155,6 +186,8 @@ def classify(graph: Graph, node: Node) -> Classified:
     declared = DECLARED.get(node.op.overload)
     if declared is not None:
         return Classified(Mapping.MANY_TO_MANY, declared)
+    if node.op.overload in _GATHERS:
+        return Classified(Mapping.ONE_TO_MANY, None, computes=False)
     if not knows(node.op):
         return OPAQUE
     try:

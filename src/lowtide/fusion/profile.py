@@ -40,7 +40,7 @@ class Profiled(Pricing):
     probes: int = 0
 
     def seconds(self, body: Graph) -> float | None:
-        """Measured seconds of `body` as one kernel if known or affordable, else predicted; None: no kernel."""
+        """Seconds of `body` as one kernel: measured if known or affordable, else predicted; None: none."""
         predicted = super().seconds(body)
         if predicted is None:
             return None
