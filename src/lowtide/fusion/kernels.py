@@ -25,6 +25,8 @@ import torch
 from lowtide.analysis.key import graph_key
 from lowtide.fusion.codegen.compiler import find_compiler
 from lowtide.fusion.codegen.library import Kernel, NoCompilerWarning, check, compile_bodies
+from lowtide.fusion.codegen.lower import lower
+from lowtide.fusion.codegen.overlap import overlaps
 from lowtide.ir import Fission, Fused, Graph
 from lowtide.run.kernels import KernelCall
 
@@ -95,8 +97,7 @@ class _Compiled:
             threads,
             hashlib.sha256(f"{threads} {kernel.text}".encode()).hexdigest()[:24],
             signature.scratch_bytes(threads),
-            # With two results, the second may be computed from what the first has overwritten.
-            signature.inplace if signature.outputs == 1 else (),
+            overlaps(lower(kernel.body)) if signature.outputs else (),
             signature.tensors,
             signature.scalars,
         )
