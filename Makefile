@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format bench-peers bench-frozen clean
+.PHONY: demo test check format bench-peers bench-frozen bench-fusion clean
 
 demo: $(INSTALLED)
 	$(BIN)/lowtide optimize unet:batch=8,size=128,width=16,mode=train --memory 50% --report report.html
@@ -27,6 +27,12 @@ GRAPHS ?= ../shared/graphs
 FROZEN ?= --seconds 60
 bench-frozen: $(INSTALLED)
 	$(BIN)/python bench/frozen.py --table $(GRAPHS) $(FROZEN)
+
+# Generated kernels against eager and, where installed, Inductor, ONNX Runtime and OpenVINO; then kernel counts.
+bench-fusion: $(INSTALLED)
+	$(BIN)/python -m pip install -q --editable '.[peers]'
+	$(BIN)/python bench/fusion.py --rivals all $(FUSION)
+	$(BIN)/python bench/counts.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
