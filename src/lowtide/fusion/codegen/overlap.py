@@ -101,7 +101,7 @@ def _start_of_row(stage: Stage, place: Index) -> Index | None:
 
 
 def _is_first_of_row(stage: Stage, node: Expr, place: Index) -> bool:
-    """Whether a load is a row's first element (a pivot): named once per row, before the first pass over it."""
+    """Whether a load is a row's first element (a pivot), named once per row, before the first pass."""
     leaf = node.leaf
     assert leaf is not None
     return not node.args and not stage.lanes and leaf.index == _start_of_row(stage, place)
