@@ -4,10 +4,10 @@ Problem.  The planner of this package extends the paper's in several ways at onc
 only beside the paper's own algorithm.
 
 Method.  1. Seed: of the One-to-One operators that are in no block, the one with the smallest result.  2. For
-each successor, the cell of Table 3 for (type of the block now, type of the successor): red stops; so
+each successor, the cell of Table 3 for (type of the block now, type of the successor): red stops there; so
 does the constraint check; yellow is accepted if the profile says that the block with it is not slower than
-the two apart; then it joins, the block takes the cell's type, and its successors are tried in turn.  3. The same
-over predecessors, from the seed.  4. Until no seed is left; what no seed reached stays single.
+the two apart; then it joins, the block takes the cell's type, and its successors are tried in turn.  3. The
+same over predecessors, from the seed.  4. Until no seed is left; what no seed reached stays single.
 
 What the paper leaves open: the constraint check is the number of operators and buffers, and whether code can
 be generated; merges that would make a cycle are refused (without that, residual connections deadlock).
