@@ -16,7 +16,7 @@ and the stage's stores run over the results (bias, normalisation, activation, re
 Weights are rearranged once, by the kernel's prepare function.
 
 Invariants.  The order of additions does not depend on threads.  Winograd's results differ from direct ones by
-a few units in the last place of the largest (tests/differential).  Not done here: windows that recompute no
+a few units in the last place of the largest; a band with infinities or NaN is done again directly.  Not done here: windows that recompute no
 row between bands, chains of convolutions.
 """
 
@@ -301,7 +301,9 @@ class Winograd(Sliding):
         size = f"{tiles}, nr, {depth}, {depth}, {PANEL}, {cols}, false"
         place = f"tile + k * {tiles * depth}, by + k * {plane}, made + k * {tiles * cols}"
         writer.line(f"for (int64_t k = 0; k < 16; ++k) lt_brgemm({size}, {place});")
-        writer.line(f"lt_winograd_out(made, {cols}, {down}, {across}, whole);")
+        writer.open(f"if (lt_winograd_out(made, {cols}, nr, {down}, {across}, whole))")
+        self._directly(down, across, cols)
+        writer.close()
         writer.open(f"for (int64_t oh = oh0; oh < oh0 + {2 * down} && oh < {high}; ++oh)")
         writer.line(f"const float* const acc = whole + (oh - oh0) * {2 * across * cols};")
         left = f"{broad} - ow0 < {2 * across} ? {broad} - ow0 : {2 * across}"
@@ -310,6 +312,29 @@ class Winograd(Sliding):
         for _ in range(3):
             writer.close()
         writer.line("at::native::cpublas::brgemm_release(false);")
+
+    def _directly(self, down: int, across: int, cols: int) -> None:
+        """Plain sums where a band has infinities or NaN, which a transform would spread to its neighbours."""
+        assert self.window.weight is not None
+        writer, depth = self.writer, self.depth
+        axes = [Var(f"y{k}", size) for k, size in enumerate(self.window.weight.shape)]
+        element = self.window.weight.at(tuple(Index.of(axis) for axis in axes))
+        sizes = (("oy", 2 * down), ("ox", 2 * across), ("oc", "nr"))
+        for name, size in sizes:
+            writer.open(f"for (int64_t {name} = 0; {name} < {size}; ++{name})")
+        writer.line("const int64_t y0 = n0 + oc; float sum = 0; (void)y0;")
+        for k in (2, 3, 1):
+            writer.open(f"for (int64_t y{k} = 0; y{k} < {axes[k].size}; ++y{k})")
+        self.enter(axes)
+        self.hoist([element], force=True)
+        place = f"((oy + y2) * {2 * across + 2} + ox + y3) * {depth} + y1"
+        writer.line(f"sum = lt_fma(lines[{place}], {self.name_of(element)}, sum);")
+        self.scopes.pop()
+        for _ in (2, 3, 1):
+            writer.close()
+        writer.line(f"whole[(oy * {2 * across} + ox) * {cols} + oc] = sum;")
+        for _ in sizes:
+            writer.close()
 
     def _transform_weight(self, name: str, plane: int) -> None:
         place = f"((y0 / {PANEL}) * {self.depth} + y1) * {PANEL} + y0 % {PANEL}"

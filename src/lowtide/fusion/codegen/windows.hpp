@@ -26,25 +26,33 @@ static void lt_winograd_in(const float* x, int64_t row, int64_t c, int64_t tr, i
     }
   }
 }
-// acc[2 tr][2 tc][n] of M[16][tiles][n].
-static void lt_winograd_out(const float* m, int64_t n, int64_t tr, int64_t tc, float* acc) {
+// acc[2 tr][2 tc][n] of M[16][tiles][n], `used` of the n columns; whether something is infinite or NaN.
+static bool lt_winograd_out(const float* m, int64_t n, int64_t used, int64_t tr, int64_t tc, float* acc) {
+  typedef int32_t flags __attribute__((vector_size(64)));
+  flags odd = {};
   const int64_t plane = tr * tc * n, row = 2 * tc * n;
   for (int64_t r = 0; r < tr; ++r) for (int64_t q = 0; q < tc; ++q) {
     const float* const s = m + (r * tc + q) * n;
     float* const d = acc + 2 * r * row + 2 * q * n;
-    for (int64_t k = 0; k < n; k += 16) {
-      lt_f16 t[2][4];
+    for (int64_t k = 0; k < used; k += 16) {
+      lt_f16 t[2][4], sum = {};
       for (int i = 0; i < 4; ++i) {
         const float* const p = s + i * plane + k;
         const lt_f16 m0 = lt_ld(p), m1 = lt_ld(p + 4 * plane), m2 = lt_ld(p + 8 * plane), m3 = lt_ld(p + 12 * plane);
         t[0][i] = m0 + m1 + m2; t[1][i] = m1 - m2 - m3;
       }
       for (int i = 0; i < 2; ++i) {
-        lt_st(d + i * row + k, t[i][0] + t[i][1] + t[i][2]);
-        lt_st(d + i * row + n + k, t[i][1] - t[i][2] - t[i][3]);
+        const lt_f16 left = t[i][0] + t[i][1] + t[i][2], right = t[i][1] - t[i][2] - t[i][3];
+        lt_st(d + i * row + k, left); lt_st(d + i * row + n + k, right);
+        sum += left - right;
       }
+      const lt_f16 zero = sum - sum;  // NaN unless everything is finite
+      odd |= zero != zero;
     }
   }
+  int32_t any = 0;
+  for (int i = 0; i < 16; ++i) any |= odd[i];
+  return any != 0;
 }
 // u[16][panel][c][64] of w[3][3] at (channel, column): rows of G are (1,0,0), (.5,.5,.5), (.5,-.5,.5), (0,0,1).
 static inline void lt_winograd_weight(const float* g, float* u, int64_t plane) {
