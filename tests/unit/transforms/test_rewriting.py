@@ -168,6 +168,23 @@ def test_what_the_backward_computes_again_stays_computed_again(phase: str, left:
     assert names(rewrite(graph).graph).count("tanh") == left
 
 
+def test_rules_do_not_share_what_the_backward_computes_again() -> None:
+    """The rewrite of the second product must not read the first one's result."""
+    text = """
+    input %0: f32[8,8]
+    input %1: f32[8,8]
+    %2: f32[8,8] = aten.mul.Tensor(%0, %1)
+    %3: f32[8,8] = aten.tanh.default(%2)
+    %4: f32[8,8] = aten.mul.Tensor(%0, %1)  # - - backward
+    %5: f32[8,8] = aten.neg.default(%4)  # - - backward
+    %6: f32[8,8] = aten.sub.Tensor(%3, %5)  # - - backward
+    %7: f32[8,8] output = aten.cumsum.default(%6, 0)  # - - backward
+    return %7
+    """
+    edit = rewrite(parse_graph(text))
+    assert names(edit.graph) == ["mul", "tanh", "mul", "add", "cumsum"]
+
+
 def test_values_that_are_written_are_read_where_they_were() -> None:
     text = """
     input %0: f32[8,8] buffer

@@ -197,6 +197,13 @@ def _enter_leaf(sheet: Sheet, graph: Graph, value: int) -> None:
     sheet.home.setdefault(number, value)
 
 
+def _same_phase(sheet: Sheet, graph: Graph, number: int, node: Node) -> bool:
+    """Whether a cell was first made in the node's phase: what the backward computes again stays apart."""
+    home = sheet.home.get(number)
+    made = graph.producer.get(home) if home is not None else None
+    return made is None or graph.node[made].origin.phase == node.origin.phase
+
+
 def _enter_call(sheet: Sheet, graph: Graph, node: Node, written: set[int]) -> bool:
     """Enter a node that is a term's operator; False if it is none."""
     if not isinstance(node.op, Aten) or node.writes or len(node.outputs) != 1 or graph.is_view(node):
@@ -216,7 +223,7 @@ def _enter_call(sheet: Sheet, graph: Graph, node: Node, written: set[int]) -> bo
         number = sheet.apply(call.op, tuple(args), call.attribute)
     except Impossible:
         return False
-    if sheet.shapes[number] != out.shape:
+    if sheet.shapes[number] != out.shape or not _same_phase(sheet, graph, number, node):
         return False
     sheet.of[node.outputs[0]] = number
     sheet.home.setdefault(number, node.outputs[0])
