@@ -130,7 +130,8 @@ def _batch_norm_functional(call: Call) -> Iterator[Link]:
 
 def _batch_norm_backward(call: Call) -> Iterator[Link]:
     rest = "weight=c running_mean=c running_var=c save_mean=c save_invstd=c"
-    n, many = ("N", "#") if call.integer("train") else ("n", "*")
+    coupled = call.integer("train") and call.integers("output_mask")[0]  # else nothing but sums is asked for
+    n, many = ("N", "#") if coupled else ("n", "*")
     whole = f"{n}c{many}"
     rule = einsum(f"grad_out={whole} input={whole} {rest} -> {whole} c c", mask="output_mask")
     return iter(rule(call))

@@ -163,7 +163,7 @@ def _trimmed(graph: Graph, piece: Sequence[int]) -> tuple[int, ...]:
     """`piece` without the nodes at its start that make little of much, such as the packing of a mask.
 
     Inputs exist as wholes while the parts run.  A node that reads only inputs, and is the only one to read
-    them, is better done before if its results are smaller; inputs that the caller owns cost nothing.
+    them, is better done before if its results are half as large; inputs that the caller owns cost nothing.
     """
     inside = set(piece)
     passed: set[int] = set()  # views that come along if a later node is done before
@@ -173,7 +173,7 @@ def _trimmed(graph: Graph, piece: Sequence[int]) -> tuple[int, ...]:
             continue
         if graph.is_view(node):
             passed.add(number)
-        elif _made_bytes(graph, node) < _freed_bytes(graph, node, inside - passed):
+        elif 2 * _made_bytes(graph, node) <= _freed_bytes(graph, node, inside - passed):
             inside.discard(number)
     removed = set(piece) - inside
     for number in reversed(piece):  # whatever serves a node that is done before is done before as well
