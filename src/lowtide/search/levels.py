@@ -185,9 +185,11 @@ def _open(
 
 
 def _base_order(graph: Graph, facts: Facts) -> tuple[int, ...]:
-    """The best order, with updates right after what they wait for: then the gradient is free.
+    """The best order, with parameter gradients and updates as early as they can be.
 
-    Where the peak is elsewhere the schedulers do not care, but it moves when more is decided.
+    A gradient is free once its parameter is updated, and the activation that it was made from is free before
+    the gradient of the activation takes its room.  Where the peak is elsewhere the schedulers do not care,
+    but it moves when more is decided.
     """
     order = tuple(best_schedule(graph, facts, inplace=True).order)
     early = _updates_early(graph, order)
@@ -195,24 +197,26 @@ def _base_order(graph: Graph, facts: Facts) -> tuple[int, ...]:
     return early if peaks[0] <= peaks[1] else order
 
 
+def _serving_updates(graph: Graph) -> set[int]:
+    """Updates, and what runs for them alone."""
+    found: set[int] = set()
+    for node in reversed(graph.nodes):
+        readers = {reader for value in node.outputs for reader in graph.readers[value]}
+        kept = any(value in graph.outputs for value in node.outputs)
+        is_update = node.origin.phase == "update" and not node.outputs
+        if is_update or (readers and not kept and readers <= found):
+            found.add(node.id)
+    return found
+
+
 def _updates_early(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
-    after: dict[int | None, list[int]] = {}
-    place = {number: k for k, number in enumerate(order)}
-    for number in order:
-        if graph.node[number].origin.phase == "update" and not graph.node[number].outputs:
-            waits = max(graph.dependencies[number], key=place.__getitem__, default=None)
-            after.setdefault(waits, []).append(number)
-    moved = {number for numbers in after.values() for number in numbers}
-    result: list[int] = []
-    for each in (None, *order):
-        if each in moved:
-            continue
-        result += [] if each is None else [each]
-        pending = [*reversed(after.get(each, ()))]
-        while pending:  # an update may wait for another one
-            result.append(pending.pop())
-            pending += reversed(after.get(result[-1], ()))
-    return tuple(result)
+    """`order` with what serves updates alone right after the last of the others that it waits for."""
+    moved = _serving_updates(graph)
+    anchor: dict[int, int] = {}
+    for place, number in enumerate(order):
+        waits = (anchor[each] for each in graph.dependencies[number])
+        anchor[number] = max(waits, default=-1) if number in moved else place
+    return tuple(sorted(order, key=lambda number: (anchor[number], number in moved)))
 
 
 def _mask(mirror: Mirror, storages: frozenset[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
