@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as f
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.differential.fusion_bodies import trace
 
 from lowtide.fusion.codegen.library import Kernel, compile_bodies, emit_source
 from lowtide.fusion.codegen.tensor import Unfusable
 from lowtide.ir.graph import Graph, Role
-from tests.differential.fusion_bodies import trace
 
 Program = Callable[..., torch.Tensor]
 Case = tuple[Program, list[torch.Tensor], int]  # the first inputs change from call to call, the rest do not

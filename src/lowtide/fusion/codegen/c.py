@@ -25,6 +25,7 @@ from math import prod
 import torch
 
 from lowtide.fusion.codegen.chain import Chain, Link, find_links
+from lowtide.fusion.codegen.channelwise import emitter_of
 from lowtide.fusion.codegen.ctext import compute_type, memory_type
 from lowtide.fusion.codegen.expr import Expr, walk
 from lowtide.fusion.codegen.flat import Flat
@@ -35,7 +36,6 @@ from lowtide.fusion.codegen.loops import Writer, size
 from lowtide.fusion.codegen.lower import Lowered
 from lowtide.fusion.codegen.nest import plan_stages
 from lowtide.fusion.codegen.rows import Inner
-from lowtide.fusion.codegen.sliding import emitter_of
 from lowtide.fusion.codegen.stage import Stage
 from lowtide.fusion.codegen.tensor import Kernel, Store, Window
 
