@@ -44,6 +44,7 @@ _SINGLES = frozenset(
         "aten.native_batch_norm_backward.default",
         "aten.native_layer_norm_backward.default",
         "aten.convolution.default",
+        "aten.mean.dim",
         "aten.max_pool2d_with_indices.default",
         "aten.avg_pool2d.default",
         "aten._adaptive_avg_pool2d.default",
