@@ -27,6 +27,7 @@ from lowtide.search.estimator import Estimator
 from lowtide.search.levels import Split
 from lowtide.transforms import fission, halo
 from lowtide.transforms.fission import FissionCandidate
+from lowtide.transforms.regions import inner_bytes
 from lowtide.transforms.rows import row_candidates
 
 __all__ = ["inner_splits", "large_split", "nothing_inside", "row_splits", "single_split"]
@@ -130,6 +131,9 @@ def _first(graph: Graph, storage: int) -> int:
 
 ROW_COUNTS = (2, 3, 5, 8)
 
+LEAST_ROWS = 0.5
+"""Of the peak: regions that make less than this, all of it counted, are not worth a base."""
+
 
 def row_splits(graph: Graph, estimator: Estimator) -> list[tuple[Split, ...]]:
     """Sets of regions to split along rows together: a whole region first, then the hot runs of it."""
@@ -138,8 +142,12 @@ def row_splits(graph: Graph, estimator: Estimator) -> list[tuple[Split, ...]]:
     order = [node.id for node in normal.nodes]
     curve = timeline(normal, order, facts, inplace=True)
     live = dict(zip(order, curve.above_bytes, strict=True))
-    found = row_candidates(graph, ROW_COUNTS, live)
-    return [tuple(Split(candidates) for candidates in regions) for regions in found]
+    found = []
+    for regions in row_candidates(graph, ROW_COUNTS, live):
+        inside = sum(inner_bytes(normal, candidates[0].axes) for candidates in regions)
+        if inside > LEAST_ROWS * curve.peak_above_bytes:
+            found.append(tuple(Split(candidates) for candidates in regions))
+    return found
 
 
 # -- single operators ----------------------------------------------------------------------------------

@@ -82,10 +82,11 @@ def _work(graph: Graph, assignment: Mapping[int, Axis], nodes: Sequence[int], si
     """Rows that all parts make over the rows of the whole, weighted by the bytes of the results."""
     border = border_of(graph, nodes, assignment)
     whole = parts = 0.0
+    each_part = spans_of(graph, border, assignment, sizes)
     for number in border.nodes:
         nbytes = float(sum(graph.values[value].meta.span_bytes for value in graph.node[number].outputs))
         whole += nbytes
-        for spans in spans_of(graph, border, assignment, sizes):
+        for spans in each_part:
             made = spans.nodes[number].made
             parts += nbytes * (made[1] - made[0]) / assignment[number].extent
     return parts / max(whole, 1.0)
