@@ -250,9 +250,14 @@ def _slice(b: _Builder, node: Node, ins: list[int]) -> int:
     value = ins[0]
     for dim, start, end in zip(*(node.attrs[name] for name in ("dims", "starts", "ends")), strict=True):
         size = b.shape(ins[0])[dim]
-        bounds = (start * size // whole[dim], end * size // whole[dim])
+        bounds = (_scaled(start, size, whole[dim]), _scaled(end, size, whole[dim]))
         (value,) = b.aten("slice.Tensor", [value], (Ref(0), dim, *bounds, 1))
     return value
+
+
+def _scaled(place: int, size: int, whole: int) -> int:
+    """A place inside `whole` as one inside `size`; what is inside stays inside."""
+    return place * size // whole if place in (0, whole) else max(1, min(size - 1, place * size // whole))
 
 
 def _concat(b: _Builder, node: Node, ins: list[int]) -> int:

@@ -1,6 +1,6 @@
 """Whether two graphs of a file update every weight alike, run at reduced size by the reference executor.
 
-Method.  The batch shrinks to one sample per part, channels and features by `FACTOR` where they are
+Method.  The batch shrinks to two samples per part, channels and features by `FACTOR` where they are
 multiples of it (spatial sizes and what a reshape mixes stay); both graphs are built as `lowtide.ir` from
 the same small weights and inputs and run.
 
@@ -75,7 +75,7 @@ def updates(graph: Graph, shapes: Mapping[int, Shape], seed: int = 0) -> dict[in
 
 def largest_difference(base: Graph, best: Graph) -> float:
     """The largest difference of an update, relative to the largest entry of that weight's change."""
-    shapes = reduced_shapes(base, _parts(best))
+    shapes = reduced_shapes(base, 2 * _parts(best))
     start = {node: weight.clone() for node, weight in _weights(base, shapes).items()}
     ours, theirs = updates(best, shapes), updates(base, shapes)
     worst = 0.0

@@ -17,13 +17,17 @@ from typing import Any
 import numpy as np
 
 from lowtide.search.residence import evaluate
-from lowtide.search.residence_search import Choice, Found, Limit, anneal
+from lowtide.search.residence_search import Choice, Found, Limit, anneal, descend
 
 from .axes import Uncuttable
 from .flatten import Flat, rebuild
 from .model import Graph, Node
 from .nested import places
 from .structure import Structure, batch_size, build, choice, program
+
+_WARM, _HOT = 0.02, 0.3
+"""Temperatures that annealing starts from: near what it has, or far."""
+_STARTERS = 4
 
 __all__ = ["Best", "Goal", "optimise", "warm_up"]
 
@@ -101,6 +105,19 @@ class _Search:
         self.known[structure] = Entry(structure, flat, choice(flat), late, found)
         return self.known[structure]
 
+    def descend(self, entry: Entry) -> Entry:
+        """Greedy decisions from the start."""
+        found = descend(entry.flat.program, entry.choice, entry.flat.default, self.goal.limit)
+        return self.keep(entry, found)
+
+    def keep(self, entry: Entry, found: Found) -> Entry:
+        """The better of both."""
+        self.states += found.states
+        if self.goal.score(found) < self.goal.score(entry.found):
+            entry = replace(entry, found=found)
+        self.known[entry.structure] = entry
+        return entry
+
     def improve(self, entry: Entry, seconds: float, heat: float) -> Entry:
         """Anneal from its best decisions for some time."""
         self.seed += 1
@@ -113,11 +130,7 @@ class _Search:
             seed=self.seed,
             heat=heat,
         )
-        self.states += found.states
-        better = self.goal.score(found) < self.goal.score(entry.found)
-        entry = replace(entry, found=found) if better else entry
-        self.known[entry.structure] = entry
-        return entry
+        return self.keep(entry, found)
 
     def ranked(self) -> list[Entry]:
         """All structures, best first."""
@@ -134,18 +147,25 @@ def optimise(
     assert plain is not None, "a graph that is not split is always legal"
     batch = batch_size(graph)
     sizes = [parts for parts in range(2, min(batch, 64) + 1) if batch % parts == 0]
-    field = [entry for parts in sizes if (entry := search.entry(Structure(parts, fuse=fuse)))]
-    for entry in [plain, *field]:
-        search.improve(entry, 0.15 * seconds / (len(field) + 1), 0.02)
+    plans = [Structure(parts, waves=waves, fuse=fuse) for parts in (1, *sizes) for waves in (False, True)]
+    for plan in plans:
+        search.entry(plan)
+    for entry in search.ranked()[:_STARTERS]:
+        search.descend(entry)
+        if time.perf_counter() - began > 0.2 * seconds:
+            break
+    for entry in search.ranked()[:8]:
+        search.improve(entry, 0.1 * seconds / 8, _WARM)
     for structure in _nested(search, fuse):
-        if time.perf_counter() - began > 0.45 * seconds:
+        if time.perf_counter() - began > 0.5 * seconds:
             break
         if entry := search.entry(structure):
-            search.improve(entry, 0.012 * seconds, 0.02)
-    for keep, share in ((6, 0.15), (3, 0.2), (2, 0.2), (1, 1.0)):
+            search.improve(search.descend(entry), 0.01 * seconds, _WARM)
+    for keep, heat in ((6, _WARM), (4, _HOT), (2, _WARM), (1, _HOT), (1, _WARM)):
         left = seconds - (time.perf_counter() - began)
+        share = 0.95 * left if heat == _WARM and keep == 1 else 0.3 * left
         for entry in search.ranked()[:keep]:
-            search.improve(entry, max(0.0, min(share * seconds, 0.97 * left) / keep), 0.01)
+            search.improve(entry, max(0.0, share) / keep, heat)
     best = search.ranked()[0]
     outcome = evaluate(best.flat.program, best.found.mode)
     return Best(
@@ -165,7 +185,7 @@ def _nested(search: _Search, fuse: bool) -> Iterator[Structure]:
     ranked = [entry.structure for entry in search.ranked()[:3]]
     waiting = []
     for structure in ranked:
-        entry = search.known[structure]
+        entry = search.known[replace(structure, waves=False)]
         found = places(entry.flat.graph, entry.late)
         picks = [found[int(k)] for k in np.linspace(0, len(found) - 1, min(6, len(found)))] if found else []
         waiting.append([replace(structure, inner=((place, parts),)) for place in picks for parts in (2, 4)])
@@ -194,3 +214,4 @@ def warm_up() -> None:
     flat = program(*build(Graph((x, w, square, loss, back, update)), Structure(), hw), hw)
     for limit in (Limit(1.0, 0, True), Limit(0.0, 1, False)):
         anneal(flat.program, choice(flat), flat.default, limit, states=1)
+        descend(flat.program, choice(flat), flat.default, limit)

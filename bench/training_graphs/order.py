@@ -19,6 +19,9 @@ from .model import Graph, Node
 
 __all__ = ["late_nodes", "release", "tidy"]
 
+_SMALL = 4
+"""A late node that makes this much less than it reads (a weight's gradient) never waits."""
+
 
 def late_nodes(graph: Graph) -> frozenset[int]:
     """The nodes that neither are nor lead to a result other than a weight's update."""
@@ -121,6 +124,8 @@ def _best_release(
 ) -> Node | None:
     best, most = None, 0
     for node in ready:
+        if node.inputs and node.count * _SMALL <= max(graph.node[value].count for value in node.inputs):
+            return node
         if node.op in ("fission", "fission_out"):
             continue
         freed = sum(graph.node[v].count for v in dict.fromkeys(node.inputs) if left[v] == 1 and not free[v])

@@ -19,6 +19,7 @@ from .nested import carve_late
 from .order import late_nodes, release, tidy
 from .rules import fold_divisions, fuse_thresholds, merge_projections, part_concats
 from .split import split_batch
+from .waves import fit_waves
 
 __all__ = ["Structure", "batch_size", "build", "choice", "ordered", "program", "rewritten"]
 
@@ -31,7 +32,8 @@ class Structure:
     inner: regions inside, each (how many values of the forward are before it, parts).
     fold: divisions go into weights.  merge: projections of one value become one, gradients of a
     concatenation are made piece by piece.
-    masks: a mask is made when it is read.  fuse: masks and products are one kernel.
+    masks: a mask is made when it is read.  waves: products are cut along the batch where that fills waves.
+    fuse: masks and products are one kernel.
     """
 
     parts: int = 1
@@ -39,6 +41,7 @@ class Structure:
     fold: bool = True
     merge: bool = True
     masks: bool = True
+    waves: bool = False
     fuse: bool = False
 
 
@@ -65,7 +68,21 @@ def build(graph: Graph, structure: Structure, hw: Mapping[str, Any]) -> tuple[Gr
         graph = split_batch(graph, structure.parts)
     for before, parts in structure.inner:
         graph = carve_late(graph, late, before, parts)
+    if structure.waves:
+        graph, late = _with_waves(graph, late, hw)
     return ordered(graph, late, structure.masks), late
+
+
+def _with_waves(graph: Graph, late: frozenset[int], hw: Mapping[str, Any]) -> tuple[Graph, frozenset[int]]:
+    """Products cut in all bodies, at the shapes that run; pieces are late if the whole is."""
+    nodes = []
+    for node in graph.nodes:
+        if node.split is not None:
+            body, late = _with_waves(node.split.body, late, hw)
+            node = replace(node, split=replace(node.split, body=body))
+        nodes.append(node)
+    cut, origin = fit_waves(Graph(tuple(nodes), graph.inputs, graph.outputs), hw)
+    return cut, late | {piece for piece, whole in origin.items() if whole in late}
 
 
 def ordered(graph: Graph, late: Collection[int], masks: bool = True) -> Graph:

@@ -27,10 +27,12 @@ import numpy as np
 from lowtide.kernel import kernel
 from lowtide.search.residence import KEEP, REMAT, SWAP, Ints, Outcome, Program, evaluate, judge
 
-__all__ = ["Choice", "Found", "Limit", "anneal", "choice_of"]
+__all__ = ["Choice", "Found", "Limit", "anneal", "choice_of", "descend"]
 
 _CHUNK = 256
 _TIME_WEIGHT, _BYTES_WEIGHT = 40.0, 0.05
+_LEAST_COST = 2e-4
+"""Part of the latency below which costs count alike."""
 _TIGHTER_BYTES, _TIGHTER_TIME = 0.985, 0.9985
 
 
@@ -138,6 +140,55 @@ def _chunk(
                 seconds = min(seconds, outcome.latency_s * _TIGHTER_TIME)
             energy = _violation(judge(p, mode, nbytes), seconds, nbytes)
     return mode, best, score, Limit(seconds, nbytes, limit.on_time)
+
+
+@kernel
+def _descend(p: Program, choice: Choice, start: Ints, seconds: float, nbytes: int) -> Ints:
+    """Decisions one by one, most excess bytes per second first, while the latency stays within `seconds`."""
+    mode = start.copy()
+    now = judge(p, mode, nbytes)
+    floor = _LEAST_COST * now.latency_s
+    while now.excess > 0.0:
+        most, value, decision = 0.0, -1, KEEP
+        above = np.cumsum(now.live > nbytes)
+        for v in choice.members:
+            first, last = now.last_early[v], now.first_late[v]
+            old = mode[v]
+            waits = old == KEEP and last > first >= 0 and above[last] > above[first]
+            if not waits and old != SWAP:
+                continue
+            for other in (REMAT, SWAP):
+                if other == old or not (choice.can_remat[v] if other == REMAT else choice.can_swap[v]):
+                    continue
+                mode[v] = other
+                after = judge(p, mode, nbytes)
+                gain = (now.excess - after.excess) / max(after.latency_s - now.latency_s, floor)
+                if after.latency_s <= seconds and gain > most:
+                    most, value, decision = gain, v, other
+            mode[v] = old
+        if value < 0:
+            break
+        mode[value] = decision
+        now = judge(p, mode, nbytes)
+    return mode
+
+
+def descend(program: Program, choice: Choice, start: Ints, limit: Limit, rounds: int = 6) -> Found:
+    """The best of greedy descents: to the limit of bytes, or to the least bytes, found by bisection."""
+    best = _found(limit, start, evaluate(program, start), 1)
+    if not limit.on_time:
+        mode = _descend(program, choice, start, float("inf"), limit.nbytes)
+        return _found(limit, mode, evaluate(program, mode), 1)
+    low, high = 0, evaluate(program, start).peak_bytes
+    for _ in range(rounds):
+        target = (low + high) // 2
+        mode = _descend(program, choice, start, limit.seconds, target)
+        outcome = evaluate(program, mode)
+        found = _found(limit, mode, outcome, 1)
+        if found.feasible and (not best.feasible or found.peak_bytes < best.peak_bytes):
+            best = found
+        low, high = (low, target) if outcome.peak_bytes <= target else (target, high)
+    return best
 
 
 def anneal(

@@ -53,7 +53,7 @@ def regions(graph: Graph) -> list[Structure]:
         Structure(2, ((at, 2),)),
         Structure(1, ((at, 4),)),
         PLAIN,
-        Structure(8, fuse=True),
+        Structure(2, waves=True, fuse=True),
     ]
 
 
