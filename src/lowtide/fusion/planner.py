@@ -12,7 +12,7 @@ seeds run out, row reductions and the rest are seeds too.  Chains of two product
 
 Legal: only generated operators (never views, writes, random nodes, regions), and no cycle once all blocks
 are contracted, checked on bit sets of reachability that are updated as blocks close.
-Not done here: measuring instead of predicting, an exact mode.
+Not done here: measuring instead of predicting (`profile`), the best partition (`exact`).
 """
 
 from __future__ import annotations
