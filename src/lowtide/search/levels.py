@@ -198,15 +198,19 @@ def _base_order(graph: Graph, facts: Facts) -> tuple[int, ...]:
 
 
 def _serving_updates(graph: Graph) -> set[int]:
-    """Updates, and what runs for them alone."""
-    found: set[int] = set()
+    """Updates, and what runs for a single one of them."""
+    serves: dict[int, frozenset[int]] = {}
     for node in reversed(graph.nodes):
+        if node.origin.phase == "update" and not node.outputs:
+            serves[node.id] = frozenset((node.id,))
+            continue
         readers = {reader for value in node.outputs for reader in graph.readers[value]}
         kept = any(value in graph.outputs for value in node.outputs)
-        is_update = node.origin.phase == "update" and not node.outputs
-        if is_update or (readers and not kept and readers <= found):
-            found.add(node.id)
-    return found
+        if readers and not kept and all(reader in serves for reader in readers):
+            updates = frozenset().union(*(serves[reader] for reader in readers))
+            if len(updates) == 1:
+                serves[node.id] = updates
+    return set(serves)
 
 
 def _updates_early(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
@@ -255,11 +259,15 @@ def _with_op(graph: Graph, number: int, op: Fission) -> Graph:
 
 
 def _variant(opening: _Opening, graph: Graph, node: Node, candidate: SplitCandidate, split: Split) -> Variant:
-    op, ways = node.op, deliveries(graph, node)
+    op = node.op
     assert isinstance(op, Fission)
-    body = op.bodies[0]
-    inside = split.inside(body) if split.inside is not None else ()
-    level = _open(opening, body, lambda body: body_as_run(body, ways), inside)
+    first = op.bodies[0]
+
+    def as_run(body: Graph) -> Graph:  # how results leave a body depends on what in it makes them
+        return body_as_run(body, deliveries(graph, replace(node, op=replace(op, bodies=(body,)))))
+
+    inside = split.inside(first) if split.inside is not None else ()
+    level = _open(opening, first, as_run, inside)
     if split.inside is not None:
         top = level.search.points[0].peak_bytes
         level.search.sweep(top // 16, opening.halted)
