@@ -38,8 +38,8 @@ def played_outcome() -> Outcome:
         limit=Limit(memory_bytes=110 * MIB),
         met=True,
         verified="eager",
-        eager=SimpleNamespace(peak_bytes=200 * MIB, **figures),  # type: ignore[arg-type]
-        measured=SimpleNamespace(peak_bytes=100 * MIB, **figures),  # type: ignore[arg-type]
+        eager=SimpleNamespace(peak_bytes=200 * MIB, predicted=False, **figures),  # type: ignore[arg-type]
+        measured=SimpleNamespace(peak_bytes=100 * MIB, predicted=False, **figures),  # type: ignore[arg-type]
         latency_ratio=1.12,
         noise=0.01,
         predicted_peak_bytes=100 * MIB,
