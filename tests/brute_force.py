@@ -88,7 +88,7 @@ class Machine:
     def donor(self, node: Node, fresh: int) -> int | None:
         """The dying storage that the output on `fresh` is written over, the first in input order."""
         name = getattr(node.op, "overload", "..").split(".")[1]
-        if name not in self.inplace or len(node.outputs) != 1 or self.blocks[fresh].is_output:
+        if name not in self.inplace or len(node.outputs) != 1:
             return None
         target = self.bytes_of(node.outputs[0])
         if sorted(target) != list(range(self.graph.storages[fresh].nbytes)) or not target:

@@ -12,7 +12,8 @@ each input and compares with the ordinary call; an operator that is not tested t
 storage.
 
 Invariants.  A donor has the output's shape, strides and element type, so that equal positions are
-equal addresses; it is never broadcast, never resident, never a result of the graph.  A node has one
+equal addresses; it is never broadcast, never resident, never a result of the graph.  What takes over may be
+a result: then all that came before in these bytes lies where the caller gets them.  A node has one
 donor at most, since only nodes with a single output have any.
 
 Fused kernels say themselves which pairs are safe (`OperatorFacts.inplace`); `kernel_donors` asks the same of
@@ -79,14 +80,14 @@ def donors(graph: Graph) -> dict[int, tuple[int, ...]]:
     Nodes without any are absent.  What depends on the order (whether they die there) is left to the
     caller.
     """
-    private = _private_storages(graph)
+    private = _private(graph)
     found = {}
     for node in graph.nodes:
         if len(node.outputs) != 1 or not (candidates := _overwritable(node)):
             continue
         out = graph.values[node.outputs[0]]
         windows = [graph.values[value] for value in node.inputs]
-        if out.storage in private and (same := _matching(graph, out, windows, private)):
+        if same := _matching(graph, out, windows, private):
             allowed = {graph.values[value].storage for value in candidates}
             if takes := tuple(storage for storage in same if storage in allowed):
                 found[node.id] = takes
@@ -101,12 +102,16 @@ def kernel_donors(graph: Graph, node: Node, pairs: Iterable[tuple[int, int]]) ->
     private = _private(graph)
     windows = [graph.values[value] for value in node.inputs]
     found: dict[int, tuple[int, ...]] = {}
+    given: set[int] = set()
     for position, source in pairs:
         out = graph.values[node.outputs[position]]
-        same = _matching(graph, out, windows, private) if out.storage in private else ()
+        if windows[source].storage in given:
+            continue  # one result only
+        same = _matching(graph, out, windows, private)
         alone = sum(each.storage == windows[source].storage for each in windows) == 1
         if alone and windows[source].storage in same:
             found[out.storage] = (*found.get(out.storage, ()), windows[source].storage)
+            given.add(windows[source].storage)
     return found
 
 
@@ -149,7 +154,8 @@ def _matching(graph: Graph, out: Value, windows: list[Value], private: frozenset
     differs = {window.storage for window in windows if window.meta != out.meta}
     given = dict.fromkeys(window.storage for window in windows)
     same = [storage for storage in given if storage in private and storage not in differs]
-    if not same or out.storage in given or not covers_storage(graph, out):
+    resident = graph.storages[out.storage].role.resident
+    if not same or resident or out.storage in given or not covers_storage(graph, out):
         return ()
     # A window with the layout of `out` on a storage of equal size is all of it: it has no room to be moved.
     nbytes = graph.storages[out.storage].nbytes

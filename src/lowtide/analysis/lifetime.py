@@ -40,7 +40,7 @@ class Buffer:
     """Bytes that are taken in the half-open steps ``[start, stop)`` of an order.
 
     `storages` share them one after the other (in-place reuse); a workspace has none.  `kind` is
-    "output" for bytes that are handed to the caller: they are not in the arena.
+    "output" for bytes that are handed to the caller in the end: they are not in the arena.
     """
 
     id: int
@@ -105,6 +105,8 @@ def lifetimes(graph: Graph, order: Sequence[int], facts: Facts, inplace: bool = 
             if donor is None:
                 donor = _Draft((), nbytes, k, stop, "output" if fresh.is_output else "value")
                 drafts.append(donor)
+            if fresh.is_output:
+                donor.kind = "output"
             donor.storages = (*donor.storages, fresh.storage)
             donor.stop = stop
             draft_of[fresh.storage] = donor

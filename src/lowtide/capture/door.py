@@ -17,7 +17,7 @@ from lowtide.capture.inference import record_exported, record_inference
 from lowtide.capture.optimizer import check_optimizer
 from lowtide.capture.program import Program
 from lowtide.capture.recording import argument_leaves, modules_of, named_tensors
-from lowtide.capture.refusals import check_hooks, check_no_gradients
+from lowtide.capture.refusals import check_hooks, check_no_gradients, check_python
 from lowtide.capture.result import Result
 from lowtide.capture.surroundings import undisturbed
 from lowtide.capture.trace import Trace, first_difference
@@ -44,6 +44,7 @@ def capture(workload: Workload) -> Program:
 
 
 def _capture(workload: Workload) -> Program:
+    check_python(modules_of(workload))
     if workload.optimizer is None:
         return _finish(workload, "infer", _record_inference(workload), None)
     parameters = [one for one in named_tensors(workload) if one.role is Role.PARAM]

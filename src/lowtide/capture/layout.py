@@ -58,12 +58,15 @@ def reshaping(source: TensorMeta, target: TensorMeta, offset: int) -> Aten | Non
 
 
 def filling(op: Aten, meta: TensorMeta, partial: bool) -> Functional | None:
-    """``fill_`` and ``zero_`` as `aten.full`, which reads nothing; None if that gives another layout."""
+    """``fill_`` and ``zero_`` as `aten.full`, which reads nothing; None if that gives another layout.
+
+    A part is filled from a single number, which takes no memory to speak of.
+    """
     if op.overload not in {"aten.fill_.Scalar", "aten.zero_.default"} or not (meta.contiguous or partial):
         return None
     number = op.args[1] if op.overload == "aten.fill_.Scalar" else 0
     kwargs = (("device", torch.device(meta.device)), ("dtype", meta.dtype))
-    return Functional(Aten("aten.full.default", (meta.shape, number), kwargs), 0)
+    return Functional(Aten("aten.full.default", (() if partial else meta.shape, number), kwargs), 0)
 
 
 def conversions(source: TensorMeta, target: TensorMeta, resident: bool) -> Iterator[tuple[Aten, ...]]:
@@ -74,6 +77,8 @@ def conversions(source: TensorMeta, target: TensorMeta, resident: bool) -> Itera
     if not resident:
         yield ()
     wide = () if source.shape == target.shape else (Aten("aten.expand.default", (Ref(0), target.shape)),)
+    if wide and not resident:
+        yield wide
     for form in (torch.contiguous_format, torch.preserve_format, _FORMATS.get(len(target.shape))):
         if form is None:
             continue

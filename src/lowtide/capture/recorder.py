@@ -77,6 +77,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 source=self.origins.source(),
                 remedy="use the dense form (sparse=False in embeddings)",
             )
+        if tensor.is_conj() or tensor.is_neg():
+            raise CaptureError(
+                "an operator makes a lazily conjugated or negated view, which is more than strided memory",
+                source=self.origins.source(),
+                remedy="compute with real and imaginary parts (gradients of complex products conjugate, too)",
+            )
         key = storage_key(tensor)
         if key not in self._numbers:
             storage = tensor.untyped_storage()

@@ -28,7 +28,7 @@ from lowtide.capture.twins import Named, walk_modules
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.aten import resolve
 
-__all__ = ["RandomGuard", "check_hooks", "check_no_gradients", "explain"]
+__all__ = ["RandomGuard", "check_hooks", "check_no_gradients", "check_python", "explain"]
 
 _MODULES = "torch/nn/modules/"
 _CHECKPOINT = "torch/utils/checkpoint.py"
@@ -55,6 +55,16 @@ def check_hooks(parameters: list[Named], modules: dict[str, nn.Module]) -> None:
         if module._backward_hooks or module._backward_pre_hooks:
             where = path or type(module).__name__
             raise CaptureError(f"module {where} has a backward hook", remedy="remove it before capture")
+
+
+def check_python(modules: dict[str, nn.Module]) -> None:
+    """Raises CaptureError for modules that do not run as Python."""
+    for path, module in walk_modules(modules):
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"module {path or type(module).__name__} is compiled by torch.jit",
+                remedy="pass the module that it was made of",
+            )
 
 
 def _post_accumulate_hooks(tensor: Tensor) -> bool:

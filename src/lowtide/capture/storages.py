@@ -81,21 +81,28 @@ class Ssa:
 
     def _restride(self, version: _Version, window: Window, origin: Origin) -> int:
         root = version.values[version.root.place]
-        op = layout.reshaping(self.builder.values[root].meta, window.meta, window.offset)
+        offset = self._offset(version, window)
+        op = layout.reshaping(self.builder.values[root].meta, window.meta, offset)
         if op is None:
             raise CaptureError(
                 "a tensor is changed in place and then read as another element type", source=origin.source
             )
-        value = self.builder.value(window.meta, version.storage, window.offset)
+        value = self.builder.value(window.meta, version.storage, offset)
         self.builder.node(op, (root,), (value,), origin=origin)
         version.values[window.place] = value
         return value
+
+    def _offset(self, version: _Version, window: Window) -> int:
+        """Where a window starts in the graph: what was assigned may be a part of another storage."""
+        root = self.builder.values[version.values[version.root.place]]
+        shift_bytes = (root.offset - version.root.offset) * root.meta.dtype.itemsize
+        return window.offset + shift_bytes // window.meta.dtype.itemsize
 
     def _emit_view(self, call: Call, inputs: Sequence[int], origin: Origin) -> None:
         outputs = []
         for window in call.outputs:
             version = self._versions[window.storage]
-            value = self.builder.value(window.meta, version.storage, window.offset)
+            value = self.builder.value(window.meta, version.storage, self._offset(version, window))
             version.values[window.place] = value
             outputs.append(value)
         self.builder.node(call.op, inputs, outputs, origin=origin)
@@ -227,9 +234,9 @@ class Ssa:
         return self.builder.compute(op, (old, source), origin)[0]
 
     def _reaches(self, ops: Sequence[Aten], source: int, target: Window) -> bool:
-        """Whether the chain ends in the target's meta; for a part of a storage, strides do not matter."""
+        """Whether the chain ends in the target's meta; for a part of a tensor, strides do not matter."""
         found = self.builder.predict_chain(ops, source)
-        if self._covers(target):
+        if self._covers(target) or target.place == self._versions[target.storage].root.place:
             return found == target.meta
         return replace(found, stride=target.meta.stride) == target.meta
 
@@ -269,12 +276,12 @@ class Ssa:
         """`base` with `part` in the target's place, along the recorded views while they are simple."""
         if target.place == root.place:
             return part
-        view = self._views.get((target.storage, target.place))
+        version, view = self._versions[target.storage], self._views.get((target.storage, target.place))
         simple = layout.scattering(view.op) if view is not None and len(view.inputs) == 1 else None
         if view is None or simple is None:
             op = Aten(
                 "aten.as_strided_scatter.default",
-                (Ref(0), Ref(1), target.meta.shape, target.meta.stride, target.offset),
+                (Ref(0), Ref(1), target.meta.shape, target.meta.stride, self._offset(version, target)),
             )
             return self.builder.compute(op, (base, part), origin)[0]
         parent = view.inputs[0]

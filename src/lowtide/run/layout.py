@@ -166,5 +166,7 @@ def lay_out(
     """
     buffers = lifetimes(graph, order, facts, inplace=True)
     guests = {} if body else guests_of(buffers)
-    found = placement or place_greedy(placement_problem(buffers, guests))
-    return Layout(buffers, dict(found.offsets), found.arena_bytes, guests)
+    problem = placement_problem(buffers, guests)
+    found = placement or place_greedy(problem)
+    end = max((found.offsets[block.id] + block.nbytes for block in problem.blocks), default=0)
+    return Layout(buffers, dict(found.offsets), end, guests)

@@ -29,7 +29,7 @@ from torch import Tensor
 from lowtide.analysis.facts import OperatorFacts, workspace_bytes
 from lowtide.analysis.parts import deliveries
 from lowtide.ir.graph import Graph, Node, TensorMeta
-from lowtide.ir.ops import Aten, Fission, Fused, Op, Ref
+from lowtide.ir.ops import Aten, Fission, Fused, Op
 from lowtide.run.bindings import Bindings, Window
 from lowtide.run.calls import Call, from_first_element, out_variant, prepare_call, prepare_out_call
 from lowtide.run.fission_steps import PartPlan, lay_out_body, part_window, plan_part
@@ -193,6 +193,11 @@ def lower_fused(node: Node, scope: Scope, builder: Builder) -> None:
     if kernel is not None and path not in builder.facts:
         _lower_kernel(node, kernel, scope, builder)
         return
+    if path not in builder.facts:
+        raise ValueError(
+            f"the kernel of node {node.id} is not there, and the arena has no room to run its body: "
+            "Plan.use_kernels lays the arena out for the kernels that there are"
+        )
     order = [inner.id for inner in body.nodes]
     layout = lay_out(body, order, builder.facts.get(path, {}), body=True)
     base = builder.workspace(scope, node, layout.nbytes)
@@ -271,7 +276,13 @@ def body_scope(
         found = body.values[value]
         start = where.location.shifted(-found.offset * found.meta.dtype.itemsize)
         around.setdefault(found.storage, start)
-    storages = {storage: place.shifted(base) for storage, place in layout.locate().items()} | around
+    storages = {
+        storage: place.shifted(base) for storage, place in layout.locate().items() if place.kind == "arena"
+    }
+    for buffer in layout.slots:  # what a result takes over lies where the result does
+        outer = next(around[storage] for storage in buffer.storages if storage in around)
+        storages.update(dict.fromkeys(buffer.storages, outer))
+    storages |= around
     workspaces = {node: offset + base for node, offset in layout.workspaces(order).items()}
     return Scope(body, path, storages, workspaces, given, owner)
 

@@ -14,8 +14,9 @@ empty until the operator asks for it, so temporaries that are released by then m
 
 A step has a handful of temporaries, so this is enough; being deterministic, it is not stored.
 
-Invariants.  Offsets are multiples of `ALIGNMENT`, and so is the workspace.  Nothing is hosted by an output
-that may lie over an input (`INPLACE`): that place is not empty.
+Invariants.  Offsets are multiples of `ALIGNMENT`; of blocks smaller than that, of the next power of two (no
+kernel reads them in wider pieces), so that a converted number does not take two lines.  Nothing is hosted by
+an output that may lie over an input (`INPLACE`): that place is not empty.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ def align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
+def _room(nbytes: int) -> int:
+    """Bytes that a temporary takes in its region: its own alignment, at most `ALIGNMENT`."""
+    return align(nbytes) if nbytes > ALIGNMENT else 1 << max(0, nbytes - 1).bit_length()
+
+
 @dataclass(frozen=True)
 class Packing:
     """Per temporary (region, offset): region -1 is the workspace of `nbytes`, j the place of output j."""
@@ -55,7 +61,7 @@ def pack_temps(op: Aten, facts: OperatorFacts) -> Packing:
     for index in sorted(range(len(facts.temps)), key=lambda i: (-facts.temps[i].nbytes, i)):
         places[index] = _find_place(facts, index, places, hosts)
     ends = [
-        offset + align(facts.temps[index].nbytes)
+        offset + _room(facts.temps[index].nbytes)
         for index, (region, offset) in places.items()
         if region == _WORKSPACE
     ]
@@ -69,11 +75,11 @@ def _find_place(
 
     def gap(region: int) -> int:
         busy = sorted(
-            (offset, offset + align(facts.temps[other].nbytes))
+            (offset, offset + _room(facts.temps[other].nbytes))
             for other, (where, offset) in places.items()
             if where == region and _together(temp, facts.temps[other])
         )
-        return _first_gap(busy, align(temp.nbytes))
+        return _first_gap(busy, _room(temp.nbytes))
 
     for output, requested in hosts.items():
         if temp.stop <= requested and (offset := gap(output)) + temp.nbytes <= facts.output_bytes[output]:
