@@ -1,9 +1,10 @@
 """Random walks over legal moves: not one wrong number.
 
 A walk starts from a captured step and makes random moves one after the other: it recomputes random storages
-for random late nodes, splits random regions (inside bodies as well) in random parts, takes operators apart,
-packs masks.  The result runs in a random order that only respects dependencies, at offsets found by first fit
-in random order, with dead memory poisoned, and is compared with eager: to the bit unless something was split.
+for random late nodes, splits random regions (inside bodies as well) in random parts, by rows with halos too,
+takes operators apart, packs masks, fuses neighbours.  The result runs in a random order that only respects
+dependencies, at offsets found by first fit in random order, with dead memory poisoned, and is compared with
+eager: to the bit unless something was split.
 Operators that nobody measured, all or some of them, have to be as right.
 """
 
@@ -37,15 +38,17 @@ from lowtide.ir.verify import verify
 from lowtide.place.judge import check_placement
 from lowtide.place.problem import Placement, aligned
 from lowtide.run import probe as probing
+from lowtide.run.kernels import NO_KERNELS, Kernels
 from lowtide.run.layout import placement_problem
-from lowtide.run.plan import build_plan
+from lowtide.run.plan import Plan, build_plan
 from lowtide.run.probe import FactsTree, probe_tree
 from lowtide.run.store import ProfileStore
 from lowtide.schedule.judge import check_order
-from lowtide.transforms import fission, remat
+from lowtide.transforms import fission, fuse, halo, remat
 from lowtide.transforms.algebra import take_apart
 from lowtide.transforms.masks import pack_masks
 from lowtide.transforms.normalise import normalise
+from lowtide.transforms.rows import row_candidates
 from lowtide.workload import Workload
 
 
@@ -90,15 +93,17 @@ class Walk:
     @property
     def exact(self) -> bool:
         """Whether every move so far keeps eager's bits."""
-        return not any(step.startswith(("split", "normalise")) for step in self.steps)
+        return not any(step.startswith(("split", "nest", "rows", "normalise")) for step in self.steps)
 
     def move(self) -> None:
-        chosen = self.random.choice((self.recompute, self.recompute, self.split, self.rewrite, self.inside))
-        chosen()
+        moves = (self.recompute, self.split, self.nest, self.rows, self.rewrite, self.fuse, self.inside)
+        self.random.choices(moves, (4, 3, 2, 1, 2, 1, 2))[0]()
         verify(self.graph)
 
     def recompute(self) -> None:
         nodes = self.graph.nodes
+        if not nodes:
+            return
         late = remat.late_nodes(self.graph)
         if not late or self.random.random() < 0.3:  # anything from some point of the program on
             late = frozenset(node.id for node in nodes[self.random.randrange(len(nodes)) :])
@@ -121,6 +126,49 @@ class Walk:
             candidate = replace(candidate, sizes=self.cut(sum(candidate.sizes)))
         self.graph = fission.apply(self.graph, candidate).graph
         self.steps.append(f"split {candidate.label} {candidate.sizes} of {len(candidate.axes)} nodes")
+
+    def nest(self) -> None:
+        """Split regions of the bodies of a Fission, the same in each."""
+        fissions = [node for node in self.graph if isinstance(node.op, Fission)]
+        if not fissions:
+            return
+        node = self.random.choice(fissions)
+        assert isinstance(node.op, Fission)
+        found = list(fission.candidates(node.op.bodies[0], (2, 3)))
+        if not found:
+            return
+        candidate = self.random.choice(found)
+        try:
+            self.graph = fission.apply_inside(self.graph, node.id, candidate).graph
+        except (fission.IllegalFission, ValueError):  # another body is too small for it
+            return
+        self.steps.append(f"nest {candidate.label} {candidate.sizes} in {node.id}")
+
+    def rows(self) -> None:
+        """Cut images in rows, with halos."""
+        found = [each for runs in row_candidates(self.graph, (2, 3)) for run in runs for each in run]
+        if not found:
+            return
+        candidate = self.random.choice(found)
+        self.graph = halo.apply(self.graph, candidate).graph
+        self.steps.append(f"rows {candidate.sizes} of {len(candidate.nodes)} nodes")
+
+    def fuse(self) -> None:
+        """A random node with some of its readers; no kernel is compiled, so it runs call by call."""
+        if not self.graph.nodes:
+            return
+        group = {self.random.choice(self.graph.nodes).id}
+        for _ in range(self.random.randint(1, 3)):
+            reached = [n.id for n in self.graph if group & set(self.graph.dependencies[n.id])]
+            group.update(self.random.sample(reached, min(1, len(reached))))
+        group -= {number for number in group if self.graph.is_view(self.graph.node[number])}
+        if not group:
+            return
+        try:
+            self.graph = fuse.apply(self.graph, fuse.FuseCandidate((frozenset(group),))).graph
+        except fuse.IllegalFusion:
+            return
+        self.steps.append(f"fuse {sorted(group)}")
 
     def cut(self, extent: int) -> tuple[int, ...]:
         """Random sizes that sum to `extent`."""
@@ -204,6 +252,15 @@ def walk_once(
     place: Placer = scattered,
     measure: Prober = probe_tree,
 ) -> None:
+    plan, walk = walk_plan(program, seed, length, place, measure)
+    tolerance = 0.0 if walk.exact else tolerance_of(program)
+    assert_traces(plan_trace(plan, program.workload, 1), eager, tolerance, f"seed {seed}: {walk.steps}")
+
+
+def walk_plan(
+    program: Program, seed: int, length: int, place: Placer, measure: Prober, kernels: Kernels = NO_KERNELS
+) -> tuple[Plan, Walk]:
+    """The plan that a random walk ends in."""
     source = random.Random(seed)
     walk = Walk(program.graph, source)
     for _ in range(source.randint(1, length)):
@@ -212,9 +269,10 @@ def walk_once(
     assert check_order(walk.graph, order) == []
     facts = measure(walk.graph)
     placement = place(walk.graph, order, facts[()], source)
-    plan = build_plan(program, walk.graph, order, placement=placement, facts=facts, poison=True)
-    tolerance = 0.0 if walk.exact else tolerance_of(program)
-    assert_traces(plan_trace(plan, program.workload, 1), eager, tolerance, f"seed {seed}: {walk.steps}")
+    plan = build_plan(
+        program, walk.graph, order, placement=placement, facts=facts, kernels=kernels, poison=True
+    )
+    return plan, walk
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -275,6 +275,9 @@ def apply_inside(graph: Graph, number: int, candidate: FissionCandidate) -> Edit
 def resized(body: Graph, candidate: FissionCandidate) -> FissionCandidate:
     """`candidate` for another size of body: as many parts, as even as they can be, unless its sizes fit."""
     normal = prepare(body, candidate.masks)
+    for number, position in candidate.axes.items():
+        if number not in normal.node or position >= len(axes(normal, normal.node[number])):
+            raise IllegalFission([f"node {number} has no such loop in a body of this size"])
     extent = extent_of(_assignment(normal, candidate.axes), candidate.nodes)
     if sum(candidate.sizes) == extent:
         return candidate
