@@ -36,10 +36,11 @@ from lowtide.run.measure import plan_step
 from lowtide.run.native import run_step
 from lowtide.run.plan import Plan
 from lowtide.run.resident import high_water_bytes, reset_high_water, resident_bytes, trim_heap
+from lowtide.run.room import free_bytes
 from lowtide.run.saved import load_for, save_plan
 from lowtide.workloads import load_workload
 
-__all__ = ["Fresh", "run_fresh"]
+__all__ = ["Fresh", "has_room", "run_fresh"]
 
 _LIMIT_S = 600.0
 _MOST_RUNS = 15
@@ -49,6 +50,16 @@ _TUNED = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
+
+
+_PROCESS_BYTES = 600 << 20
+"""What Python and PyTorch take before anything is computed."""
+
+
+def has_room(step_bytes: int) -> bool:
+    """Whether a second process may take a step of `step_bytes` beside this one."""
+    free = free_bytes()
+    return free is None or step_bytes + _PROCESS_BYTES <= free
 
 
 @dataclass(frozen=True, slots=True)

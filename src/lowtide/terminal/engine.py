@@ -86,11 +86,13 @@ def measure_fresh(outcome: Outcome, spec: str) -> Outcome:
     """`outcome` with what fresh processes tell: both resident sizes, and eager with a tuned malloc.
 
     What could not be run here is not tried: any step on a device that is not here, eager where it does not
-    fit.
+    fit, a second process where there is no room for one.
     """
     from lowtide.run.measure import Measurement
-    from lowtide.search.fresh import run_fresh
+    from lowtide.search.fresh import has_room, run_fresh
 
+    if not has_room(max(outcome.measured.peak_bytes, outcome.eager.peak_bytes)):
+        return outcome
     if isinstance(outcome.measured, Measurement):
         plan = run_fresh(spec, outcome.plan, seconds=0.0)
         rss = plan.rss_peak_bytes if plan else None
