@@ -90,8 +90,11 @@ class Gemm(Loops):
         writer.open("for (int64_t u = span.lo; u < span.hi; ++u)")
         declare(writer, (Var("bt", batch), Var("nu", col_units), Var("mu", row_units)), "u")
         writer.line(f"const int64_t m0 = mu * {self.rows}, n0 = nu * {self.cols};")
-        writer.line(f"const int64_t mr = {m} - m0 < {self.rows} ? {m} - m0 : {self.rows};")
-        writer.line(f"const int64_t nr = {n} - n0 < {self.cols} ? {n} - n0 : {self.cols};")
+        for name, start, extent, step in (("mr", "m0", m, self.rows), ("nr", "n0", n, self.cols)):
+            rest = (
+                f"{extent} - {start} < {step} ? {extent} - {start} : {step}" if extent % step else str(step)
+            )
+            writer.line(f"const int64_t {name} = {rest};")
         self._multiply()
         self.epilogue(m)
         writer.close()
