@@ -21,6 +21,7 @@ faster when run (`promise`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from lowtide.analysis.key import graph_key, node_key
@@ -118,7 +119,7 @@ class Fuser:
         kept = {*banned, *(node.id for node in graph.nodes if self._lost(graph, node))}
         blocks = plan_blocks(graph, self.pricing, Limits(reach=REACH, reductions=not self.care), kept)
         groups = tuple(b for b in blocks if graph_key(extract(graph, b).body) not in self.lost_groups)
-        return fuse.apply(graph, fuse.FuseCandidate(groups)).graph if groups else graph
+        return _contracted(graph, groups) if groups else graph
 
     def _lost(self, graph: Graph, node: Node) -> bool:
         return _is_product(node) and node_key(graph, node) in self.lost_products
@@ -157,6 +158,19 @@ class Fuser:
             return replace(node, op=replace(node.op, bodies=ordered))
 
         return replace(graph, nodes=tuple(scheduled(node) for node in graph.nodes))
+
+
+def _contracted(graph: Graph, groups: tuple[frozenset[int], ...]) -> Graph:
+    """The graph with all groups, or with those that are legal beside the ones before them."""
+    try:
+        return fuse.apply(graph, fuse.FuseCandidate(groups)).graph
+    except fuse.IllegalFusion:
+        kept: tuple[frozenset[int], ...] = ()
+        for group in groups:
+            with suppress(fuse.IllegalFusion):
+                fuse.apply(graph, fuse.FuseCandidate((*kept, group)))
+                kept = (*kept, group)
+    return fuse.apply(graph, fuse.FuseCandidate(kept)).graph if kept else graph
 
 
 def _is_product(node: Node) -> bool:
