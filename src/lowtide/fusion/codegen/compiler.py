@@ -86,7 +86,14 @@ def cache_folder() -> Path:
 def digest_of(*texts: str) -> str:
     """A name for what the compiler of this machine makes of `texts`."""
     compiler = find_compiler() or ""
-    parts = (*texts, *FLAGS, compiler, _version(compiler) if compiler else "", _processor(), torch.__version__)
+    parts = (
+        *texts,
+        *FLAGS,
+        compiler,
+        _version(compiler) if compiler else "",
+        _processor(),
+        torch.__version__,
+    )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

@@ -166,7 +166,9 @@ class Flat(Loops):
         for node in [n for n in walk(*roots) if n.op == "torch_sqrt"]:
             kind = compute_type(node.dtype)
             array = writer.fresh("q")
-            writer.line(f"{kind}* const {array} = ({kind}*)(own + {writer.own(block * node.dtype.itemsize)});")
+            writer.line(
+                f"{kind}* const {array} = ({kind}*)(own + {writer.own(block * node.dtype.itemsize)});"
+            )
             self._block_loop(
                 var,
                 [node.args[0]],
