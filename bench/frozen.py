@@ -25,7 +25,7 @@ from bench.training_graphs.equality import largest_difference  # noqa: E402
 from bench.training_graphs.files import graph_of, read, record_of, write  # noqa: E402
 from bench.training_graphs.optimise import Best, Goal, optimise, warm_up  # noqa: E402
 
-TOLERANCE = 1e-3
+TOLERANCE = 1e-9
 GOALS = (("latency", 1.10), ("latency", 1.05), ("memory", 0.40))
 TARGETS = {
     "bert_b32": (0.15, 0.22, 1.005),

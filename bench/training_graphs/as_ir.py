@@ -44,6 +44,7 @@ class Built:
 class _Builder:
     graph: Graph
     draft: Draft
+    dtype: torch.dtype
     value: dict[int, int] = field(default_factory=dict)
     tuples: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -51,7 +52,7 @@ class _Builder:
         return self.draft.values[value].meta.shape
 
     def given(self, shape: Shape, role: Role) -> int:
-        meta = TensorMeta(shape, _dense(shape), torch.float32)
+        meta = TensorMeta(shape, _dense(shape), self.dtype)
         return self.draft.value(meta, self.draft.storage(meta.span_bytes, role))
 
     def aten(
@@ -69,9 +70,9 @@ def _dense(shape: Shape) -> tuple[int, ...]:
     return tuple(stride)
 
 
-def as_ir(graph: Graph, shapes: Mapping[int, Shape]) -> Built:
+def as_ir(graph: Graph, shapes: Mapping[int, Shape], dtype: torch.dtype = torch.float32) -> Built:
     """The graph with weights and inputs of these shapes (by node id)."""
-    builder = _Builder(graph, Draft(IrGraph((), {}, {}, (), ())))
+    builder = _Builder(graph, Draft(IrGraph((), {}, {}, (), ())), dtype)
     inputs: dict[int, int] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -120,7 +121,7 @@ def _emit_region(builder: _Builder, node: Node) -> None:
     split = node.split
     assert split is not None
     outer = [builder.value[v] for v in node.inputs]
-    inner = _Builder(split.body, Draft(IrGraph((), {}, {}, (), ())))
+    inner = _Builder(split.body, Draft(IrGraph((), {}, {}, (), ())), builder.dtype)
     given = []
     for number, value, dim in zip(split.body.inputs, outer, split.in_dims, strict=True):
         shape = list(builder.shape(value))
@@ -231,7 +232,7 @@ def _layer_norm_bwd(b: _Builder, node: Node, ins: list[int]) -> int:
 
 
 def _softmax_bwd(b: _Builder, node: Node, ins: list[int]) -> int:
-    args = (Ref(0), Ref(1), node.attrs["dim"], torch.float32)
+    args = (Ref(0), Ref(1), node.attrs["dim"], b.dtype)
     return b.aten("_softmax_backward_data.default", ins, args)[0]
 
 
