@@ -1,14 +1,14 @@
-"""Channels-last where convolutions want it: the layout of a block by its dominant operator (DNNFusion, 4.4.2).
+"""Channels-last where convolutions want it: the layout of a block by its dominant operator (DNNFusion).
 
-Problem.  A convolution's kernel reads and writes pixels with their channels side by side; ATen's default keeps
-channels apart.  Converting around every convolution costs as much as small convolutions do.
+Problem.  A convolution's kernel reads and writes pixels with their channels side by side; ATen's default
+keeps channels apart.  Converting around every convolution costs as much as small convolutions do.
 
 Method.  In a graph with convolutions, every image-shaped intermediate whose producer and readers all have
 kernels is declared to lie channels-last.  No node is added: kernels read and write whatever strides their
 values say, so what stays (arguments, results, what is viewed) is converted by the kernel next to it.
 
 rewrite:    strides of values ``[n, c, h, w]`` from row-major to channels innermost.
-legal when: the value is alone on its storage, a temporary, and every node that makes or reads it has a kernel.
+legal when: the value is a temporary, alone on its storage, and what makes and reads it has a kernel.
 effect:     no bytes and no nodes; windows read contiguous channels.
 
 Not done here: weighing (all or nothing per graph), other layouts.

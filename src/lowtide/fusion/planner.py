@@ -195,7 +195,7 @@ class Planner:
         return True
 
     def _small(self, members: frozenset[int], other: int) -> bool:
-        """Whether a red pair costs no more than its calls: a few results, kept in scratch (squeeze-excite)."""
+        """Whether a red pair costs no more than its calls: a few results, kept in scratch."""
         mixed = [n for n in (*members, other) if self.types[n].kind is not None]
         windows = any(self.types[n].kind in (Kind.WINDOW, Kind.OPAQUE) for n in mixed)
         return not windows and all(self.outputs_bytes[n] <= _SMALL_BYTES for n in mixed)
