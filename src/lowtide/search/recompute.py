@@ -228,15 +228,13 @@ class Recomputation:
         while pending:
             storage, until = pending.pop()
             for source in self.mirror.reads_of(int(self.mirror.owner[storage])):
-                alive = now.first_late[source] >= 0 and self._last_read(int(source), now) >= until
+                # The first late read stands for the last: a later one can only help.
+                read = max(now.first_late[source], now.last_early[source])
+                alive = now.first_late[source] >= 0 and read >= until
                 if self.allowed[source] and not result[source] and not alive:
                     result[source] = True
                     pending.append((int(source), until))
         return result
-
-    def _last_read(self, storage: int, now: Evaluation) -> int:
-        # A conservative stand-in: the first late read is known, a later one can only help.
-        return int(max(now.first_late[storage], now.last_early[storage]))
 
     def proposals(self, chosen: Bools, now: Evaluation, target: int) -> Iterator[list[Bools]]:
         """Decisions one edit away from `chosen`, in batches, the most promising first.
