@@ -75,9 +75,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="F.json", help=
 ReportFile = Annotated[Path | None, typer.Option("--report", metavar="F.html", help="Write a report here.")]
 Seconds = Annotated[float, typer.Option(help="How long to search; stops earlier when nothing is left.")]
 Seed = Annotated[int, typer.Option(help="Seed of the search.")]
-Device = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Predict for this device: rtx3090 or h200.")
-]
+Device = Annotated[str | None, typer.Option(metavar="NAME", help="Predict for this device: rtx3090 or h200.")]
 
 
 @app.callback(invoke_without_command=True)

@@ -6,8 +6,8 @@ under a dispatch mode: most of a millisecond a step, which a small model notices
 Method.  At capture each recorded number is looked for in `FORMULAS`, written as PyTorch's own code computes
 it; a formula is taken if it gives the recorded bits for the present settings and for several others, at
 several step counts.  If every number has one, later steps are computed, as long as nothing but the values of
-the float settings has changed; else the optimizer is asked as before, which also finds out whether its operators
-changed.
+the float settings has changed; else the optimizer is asked as before, which also finds out whether its
+operators changed.
 
 Invariants.  Only formulas are used that were checked against the optimizer in this process; two that agree
 on every trial are the same for this optimizer.  Settings that are zero stay so, flags stay what they were:
