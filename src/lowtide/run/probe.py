@@ -43,6 +43,7 @@ from lowtide.analysis.timeline import timeline
 from lowtide.ir.aten import tensors_of
 from lowtide.ir.graph import Graph, Node, TensorMeta
 from lowtide.ir.ops import Aten, Fission, Fused
+from lowtide.ir.random import is_random
 from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.calls import Call, out_variant, prepare_call, prepare_out_call, written_out
 from lowtide.run.events import Block, Log, blocks_of, peak_bytes, record_with_hook, record_with_profiler
@@ -231,7 +232,7 @@ class _Prober:
     def _measure_out(self, graph: Graph, node: Node, operands: Sequence[Any]) -> OperatorFacts | None:
         """The out= form, with outputs that exist before, in one storage as in the arena.
 
-        None if it moves or resizes them, or refuses what lies so.
+        None if it moves or resizes them, refuses what lies so, or computes other numbers than the operator.
         """
         assert isinstance(node.op, Aten)
         variant = out_variant(node.op.overload)
@@ -247,7 +248,7 @@ class _Prober:
                 _, log, hidden_bytes = self._run(call)
             except RuntimeError:  # linalg.qr takes outputs in one storage for one tensor
                 return None
-        if [_place(tensor) for tensor in given] != before:
+        if [_place(tensor) for tensor in given] != before or not _agrees(node.op, operands, given):
             return None
         sizes = _needed_bytes(graph, node)
         facts = _describe(log, ())
@@ -283,6 +284,16 @@ def _empty(metas: Sequence[TensorMeta]) -> list[Tensor]:
     starts = list(accumulate((align(meta.span_bytes) for meta in metas), initial=0))
     block = torch.empty(starts[-1], dtype=torch.uint8).untyped_storage()
     return [window(block, start, meta) for start, meta in zip(starts, metas, strict=False)]
+
+
+def _agrees(op: Aten, operands: Sequence[Any], given: Sequence[Tensor]) -> bool:
+    """Whether an out= form made the operator's numbers: that of batch norm leaves sliced images undone."""
+    if is_random(op) or written_out(op.overload) or "empty" in op.overload:
+        return True
+    call = prepare_call(op)
+    _bind(call, operands)
+    pairs = zip(tensors_of(call()), given, strict=False)
+    return all(torch.allclose(theirs, ours, 0.0, 0.0, equal_nan=True) for theirs, ours in pairs)
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

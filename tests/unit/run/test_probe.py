@@ -124,6 +124,19 @@ def test_operator_that_fails_is_assumed_with_a_warning() -> None:
             probe(graph, store=ProfileStore(None))
 
 
+def test_an_out_form_that_computes_something_else_is_not_used() -> None:
+    """Batch norm without running statistics, of a slice of channels."""
+    name = "aten._native_batch_norm_legit.no_stats"
+    graph = parse_graph(
+        "input %0: f64[2,16,4,4](1024,16,4,1)\n"
+        f"%1: f64[2,16,4,4], %2: f64[16], %3: f64[16] = {name}(%0, None, None, True, 0.1, 1e-05)\nreturn %1\n"
+    )
+    node = graph.nodes[0]
+    assert out_variant(name) is not None
+    facts = probe(graph, "arena", store=ProfileStore(None))[node.id]
+    assert variant_of(node.op, facts) == "served"  # type: ignore[arg-type]
+
+
 def test_what_nobody_measured_is_run_and_copied() -> None:
     graph = parse_graph(
         "input %0: f32[8,8]\n%1: f32[8,8] = aten.exp.default(%0)\n"
