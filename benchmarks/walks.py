@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -150,10 +151,8 @@ def main() -> int:
     warnings.simplefilter("ignore")
     start, failures = time.perf_counter(), Counter[str]()
     on_graphs = given_.walks // 4 if given_.only in RANDOM else 0
-    for name, why in (
-        *workload_walks(given_.seed, given_.walks - on_graphs, given_.only),
-        *(random_walks(given_.seed, on_graphs) if on_graphs else ()),
-    ):
+    on_workloads = workload_walks(given_.seed, given_.walks - on_graphs, given_.only)
+    for name, why in chain(on_workloads, random_walks(given_.seed, on_graphs) if on_graphs else ()):
         failures[name.rsplit(" ", 1)[0]] += 1
         print(f"{name}: {why[:600]}", flush=True)
     took = time.perf_counter() - start
