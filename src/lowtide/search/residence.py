@@ -10,7 +10,7 @@ an *enter* and an *exit*, which repeat in time but not in bytes.  `evaluate` (1)
 first late reader that needs them, (2) drops what nobody reads any more, (3) plans each load as late as its
 transfer still hides, backwards, one after the other, (4) runs the two clocks forwards: a load starts when
 it is due, a store whenever the copy engine is idle and the transfer ends before the next load, the next
-region and the end.
+region and the end, (5) counts the bytes along these events, which decide nothing about time.
 
 Invariants.  A transfer sets both clocks to the later one, a region owns both engines, transfers of a region
 stay inside it.  A swap whose store finds no room before its load is due is no swap: the value is kept.
@@ -265,123 +265,159 @@ def _uses(p: Program, mode: Ints, steps: Ints, copy: Ints) -> tuple[Ints, Ints, 
     return last_early, first_late, last_late
 
 
+class _Plan(NamedTuple):
+    """What is known of an assignment before the clocks run; rows as `_uses` and `_plan_loads` say."""
+
+    mode: Ints
+    steps: Ints
+    copy: Ints
+    last_early: Ints
+    first_late: Ints
+    last_late: Ints
+    start: Floats
+    place: Ints
+    head: Ints
+    following: Ints
+    limit: Floats
+
+
 @kernel
-def judge(p: Program, mode: Ints, target: int) -> Outcome:
-    """`evaluate` for other kernels."""
+def _plan(p: Program, mode: Ints) -> _Plan:
+    """The steps that run, and for each swap when it has to be back."""
     steps, copy = _emit(p, mode)
-    runs = _drop_dead(p, mode, steps, copy)
-    kept = np.flatnonzero(runs)
+    kept = np.flatnonzero(_drop_dead(p, mode, steps, copy))
     steps, copy = steps[kept], copy[kept]
-    count, total = steps.size, p.value.shape[1]
     last_early, first_late, last_late = _uses(p, mode, steps, copy)
     start, end = _clock(p, steps)
     place, head, following, limit = _plan_loads(p, mode, steps, copy, start, end, first_late)
-    events = np.empty((2, count + 2 * total), np.int64)
+    return _Plan(mode, steps, copy, last_early, first_late, last_late, start, place, head, following, limit)
+
+
+@kernel
+def _take_store(p: Program, plan: _Plan, waiting: Ints, k: int) -> int:
+    """The first of the waiting values whose store fits at step k, those behind it moved up; -1: none."""
+    for j in range(waiting.size):
+        v = waiting[j]
+        if plan.start[k] + p.transfer[v] <= plan.limit[k] and plan.place[v] > k:
+            for i in range(j, waiting.size - 1):
+                waiting[i] = waiting[i + 1]
+            return int(v)
+    return -1
+
+
+@kernel
+def _run_clocks(p: Program, plan: _Plan) -> tuple[Ints, Floats, Floats, float]:
+    """Events, when they start, when the store of each value ends (-1: none), when all has ended."""
+    count, total = plan.steps.size, p.value.shape[1]
+    events, starts = np.empty((2, count + 2 * total), np.int64), np.empty(count + 2 * total)
     length = 0
-    live_at = np.empty(count, np.int64)
     compute, copying, entered = np.zeros(_DEEPEST), np.zeros(_DEEPEST), np.zeros(_DEEPEST)
     depth = 0
-    queue, queue_stop = np.empty((_DEEPEST, total), np.int64), np.zeros(_DEEPEST, np.int64)
-    leaving, leaving_stop = np.empty(total, np.int64), 0  # on their way out, original still on the device
-    stored = np.full(total, -1.0)
-    ready = np.full(total, -1.0)  # when the load ends; -1: the original is read
-    live = peak = 0
-    excess = 0.0
+    queue, waiting = np.empty((_DEEPEST, total), np.int64), np.zeros(_DEEPEST, np.int64)
+    stored, ready = np.full(total, -1.0), np.full(total, -1.0)  # -1: not stored, the original is read
     for k in range(count):
-        s = steps[k]
-        kind = p.step[TYPE, s]
-        v = head[k]
+        s = plan.steps[k]
+        kind, made = p.step[TYPE, s], p.step[MAKES, s]
+        v = plan.head[k]
         while v >= 0:  # loads that are due
             if stored[v] >= 0.0:
-                now = max(compute[depth], copying[depth])
-                j = 0
-                while j < leaving_stop:
-                    w = leaving[j]
-                    if stored[w] <= now and last_early[w] < k:
-                        live -= p.value[NBYTES, w]
-                        leaving_stop -= 1
-                        leaving[j] = leaving[leaving_stop]
-                    else:
-                        j += 1
-                compute[depth] = now
-                copying[depth] = ready[v] = now + p.transfer[v]
-                live += p.value[NBYTES, v]
-                peak = max(peak, live)
+                compute[depth] = starts[length] = max(compute[depth], copying[depth])
+                copying[depth] = ready[v] = compute[depth] + p.transfer[v]
                 events[0, length], events[1, length] = LOAD, v
                 length += 1
-            v = following[v]
-        if kind != EXIT and copying[depth] <= compute[depth]:  # a store, if one fits
-            for j in range(queue_stop[depth]):
-                w = queue[depth, j]
-                if start[k] + p.transfer[w] <= limit[k] and place[w] > k:
-                    stored[w] = copying[depth] = compute[depth] + p.transfer[w]
-                    events[0, length], events[1, length] = STORE, w
-                    length += 1
-                    leaving[leaving_stop] = w
-                    leaving_stop += 1
-                    for i in range(j, queue_stop[depth] - 1):
-                        queue[depth, i] = queue[depth, i + 1]
-                    queue_stop[depth] -= 1
-                    break
-        now = compute[depth]
-        if kind == ENTER:
-            now = max(now, copying[depth])
-        elif kind == OP:
-            for r in range(p.step[READ, s], p.step[READ, s + 1]):
-                if mode[p.reads[r]] == SWAP and (copy[k] or p.step[LATE, s]):
-                    now = max(now, ready[p.reads[r]])
-        if kind == ENTER and p.step[LATE, s]:
+            v = plan.following[v]
+        if kind != EXIT and waiting[depth] > 0 and copying[depth] <= compute[depth]:
+            v = _take_store(p, plan, queue[depth, : waiting[depth]], k)
+            if v >= 0:
+                waiting[depth] -= 1
+                starts[length] = compute[depth]
+                stored[v] = copying[depth] = compute[depth] + p.transfer[v]
+                events[0, length], events[1, length] = STORE, v
+                length += 1
+        now = max(compute[depth], copying[depth]) if kind == ENTER else compute[depth]
+        if kind != EXIT and (p.step[LATE, s] or plan.copy[k]):
             for r in range(p.step[READ, s], p.step[READ, s + 1]):
                 now = max(now, ready[p.reads[r]])
-        j = 0
-        while j < leaving_stop:
-            w = leaving[j]
-            if stored[w] <= now and last_early[w] < k:
-                live -= p.value[NBYTES, w]
-                leaving_stop -= 1
-                leaving[j] = leaving[leaving_stop]
-            else:
-                j += 1
-        made = p.step[MAKES, s]
-        if made >= 0:
-            live += p.value[NBYTES, made]
-        live_at[k] = live
-        peak = max(peak, live)
-        if live > target:
-            excess += live - target
-        events[0, length], events[1, length] = copy[k], s
+        starts[length] = now
+        events[0, length], events[1, length] = plan.copy[k], s
         length += 1
         if kind == OP:
             compute[depth] = now + p.seconds[s]
-            if made >= 0 and mode[made] == SWAP and not copy[k] and place[made] > k:
-                queue[depth, queue_stop[depth]] = made
-                queue_stop[depth] += 1
+            if made >= 0 and plan.mode[made] == SWAP and not plan.copy[k] and plan.place[made] > k:
+                queue[depth, waiting[depth]] = made
+                waiting[depth] += 1
         elif kind == ENTER:
             entered[depth] = now
             depth += 1
             compute[depth] = copying[depth] = now
-            queue_stop[depth] = 0
+            waiting[depth] = 0
         else:
-            spent = max(compute[depth], copying[depth]) - entered[depth - 1]
             depth -= 1
+            spent = max(compute[depth + 1], copying[depth + 1]) - entered[depth]
             compute[depth] = copying[depth] = entered[depth] + spent * p.step[PARTS, s]
-        if kind == ENTER:
-            continue  # its values are read until the exit
-        for r in range(p.step[READ, s], p.step[READ, s + 1]):
-            v = p.reads[r]
-            behind = copy[k] or p.step[LATE, s]
-            if mode[v] == REMAT or (mode[v] == SWAP and ready[v] >= 0.0):
-                # A copy ends with its last late reader; the original with its early ones and its store.
-                if (behind and last_late[v] == k) or (not behind and mode[v] == REMAT and last_early[v] == k):
-                    live -= p.value[NBYTES, v]
-            elif max(last_early[v], last_late[v]) == k and not (stored[v] >= 0.0 and place[v] > k):
+    return events[:, :length], starts[:length], stored, max(compute[0], copying[0])
+
+
+@kernel
+def _freed_after(p: Program, plan: _Plan, stored: Floats) -> Ints:
+    """Bytes to free after each step: it reads them last, or makes them for nobody.  Not those that leave."""
+    freed = np.zeros(plan.steps.size, np.int64)
+    for v in range(stored.size):
+        early, late = plan.last_early[v], plan.last_late[v]
+        if plan.mode[v] == REMAT and early >= 0:
+            freed[early] += p.value[NBYTES, v]  # the original; its copy ends with the late readers
+        last = late if plan.mode[v] == REMAT or stored[v] >= 0.0 else max(early, late)
+        # What a region makes for nobody is not freed.
+        if last >= 0 and p.step[TYPE, plan.steps[last]] != ENTER:
+            freed[last] += p.value[NBYTES, v]
+    return freed
+
+
+@kernel
+def _count_bytes(p: Program, plan: _Plan, events: Ints, starts: Floats, stored: Floats) -> tuple[Ints, int]:
+    """Bytes while each step runs, and the most at any event."""
+    freed = _freed_after(p, plan, stored)
+    live_at = np.empty(plan.steps.size, np.int64)
+    leaving, left = np.empty(p.value.shape[1], np.int64), 0  # stores begun, original still on the device
+    live = peak = k = 0
+    for e in range(starts.size):
+        kind, number = events[0, e], events[1, e]
+        if kind == STORE:
+            leaving[left] = number
+            left += 1
+            continue
+        j = 0
+        while j < left:
+            v = leaving[j]
+            if stored[v] <= starts[e] and plan.last_early[v] < k:
                 live -= p.value[NBYTES, v]
-        unread = made >= 0 and not copy[k] and last_early[made] == k
-        if unread and (first_late[made] < 0 or mode[made] == REMAT):
-            live -= p.value[NBYTES, made]
-    latency = max(compute[0], copying[0])
-    swapped = np.flatnonzero(ready >= 0.0)
-    return Outcome(peak, latency, excess, live_at, events[:, :length], last_early, first_late, swapped)
+                left -= 1
+                leaving[j] = leaving[left]
+            else:
+                j += 1
+        made = number if kind == LOAD else p.step[MAKES, number]
+        if made >= 0:
+            live += p.value[NBYTES, made]
+        peak = max(peak, live)
+        if kind != LOAD:
+            live_at[k] = live
+            live -= freed[k]
+            k += 1
+    return live_at, peak
+
+
+@kernel
+def judge(p: Program, mode: Ints, target: int) -> Outcome:
+    """`evaluate` for other kernels."""
+    plan = _plan(p, mode)
+    events, starts, stored, latency = _run_clocks(p, plan)
+    live, peak = _count_bytes(p, plan, events, starts, stored)
+    excess = 0.0
+    for nbytes in live:
+        if nbytes > target:
+            excess += nbytes - target
+    swapped = np.flatnonzero(stored >= 0.0)
+    return Outcome(peak, latency, excess, live, events, plan.last_early, plan.first_late, swapped)
 
 
 def evaluate(program: Program, mode: Ints, target: int = _NEVER) -> Outcome:
