@@ -17,7 +17,7 @@ from lowtide.capture import Program
 from lowtide.errors import Infeasible
 from lowtide.run.plan import Plan
 from lowtide.run.verify import Verdict
-from lowtide.search import promise
+from lowtide.search import baseline
 from lowtide.search.driver import Frontier, explore
 from lowtide.workload import Workload
 
@@ -87,13 +87,13 @@ def test_the_floor_is_that_of_a_plan_with_eagers_numbers(monkeypatch: pytest.Mon
     """A smaller plan whose numbers are wrong is no reason to name a floor under the limit."""
     frontier: Frontier = explore(inference(), 0.5, seed=0, kind=Frontier)
     limit = floor_of(frontier) + 1024
-    judge = promise.verify
+    judge = baseline.verify
 
-    def strict(program: Program, plan: Plan) -> Verdict:
-        verdict = judge(program, plan)
+    def strict(program: Program, plan: Plan, *, eager_fits: bool) -> Verdict:
+        verdict = judge(program, plan, eager_fits=eager_fits)
         return verdict if plan.predicted_peak_bytes > limit else replace(verdict, faults=("on purpose",))
 
-    monkeypatch.setattr(promise, "verify", strict)
+    monkeypatch.setattr(baseline, "verify", strict)
     with pytest.raises(Infeasible, match="is under the floor") as caught:
         frontier.pick_outcome(memory=limit)
     assert caught.value.floor_bytes > limit
