@@ -57,6 +57,9 @@ SAME_SIZE = 0.03
 MOST_SMALLER = 4
 """Points that are run at most once one has kept a latency limit."""
 
+PATIENCE_SECONDS = 60.0
+"""How long plans have been run when no smaller one is tried any more: large models take long to measure."""
+
 WORTH_TRYING = 0.98
 """How much smaller, above resident, a point must be to be run as well."""
 
@@ -180,9 +183,10 @@ class _Promise:
         correction = Correction(self.workshop.speedup(fastest))
         met: Outcome | None = None
         tried: list[Spot] = []
+        started = time.monotonic()
         while len(tried) < (MOST_MISSES if met is None else MOST_SMALLER):
             spot = self._next(correction, bound_s, tried, met)
-            if spot is None:
+            if spot is None or (met is not None and time.monotonic() - started > PATIENCE_SECONDS):
                 break
             tried.append(spot)
             self.ran = None
