@@ -66,6 +66,9 @@ WORTH_TRYING = 0.98
 SQUEEZE_SECONDS = 6.0
 """How long the search goes on where a measured plan has put the limit."""
 
+FUSED_SECONDS = 10.0
+"""How long such points are looked for; building one takes seconds for a large model."""
+
 FUSED_SLACK = 1.5
 """How far above a memory limit a point may be that is still looked at fused."""
 
@@ -161,7 +164,8 @@ class _Promise:
             (s for s in spots if low < s.point.peak_bytes <= high), key=lambda s: s.point.peak_bytes
         )
         first, last = 0, len(above)
-        while first < last:
+        started = time.monotonic()
+        while first < last and time.monotonic() - started < FUSED_SECONDS:
             middle = (first + last) // 2
             form = next(self.workshop.trials(above[middle]))
             if form.fused and form.above_bytes <= self._bound_bytes:
