@@ -142,14 +142,17 @@ class Explorer:
             splits = opened.splits
 
     def _open_others(self) -> None:
-        """The other regions, until a few in turn have not helped, or nothing is left to gain."""
-        useless = 0
-        for label, splits in self._regions():
-            if self._stopped() or self._satisfied() or useless >= MOST_USELESS:
-                return
-            before = self.best()
-            self._open(label, splits)
-            useless = 0 if before is None or self.best() != before else useless + 1
+        """The other regions, of each kind until a few in turn have not helped, or nothing is left to gain."""
+        for kind in (self._loops, self._rows):
+            useless = 0
+            for label, splits in kind():
+                if self._stopped() or self._satisfied():
+                    return
+                if useless >= MOST_USELESS:
+                    break
+                before = self.best()
+                self._open(label, splits)
+                useless = 0 if before is None or self.best() != before else useless + 1
 
     def _satisfied(self) -> bool:
         """Whether the target is met for next to no time."""
@@ -158,14 +161,17 @@ class Explorer:
             return False
         return best.point.latency_s <= NEXT_TO_NOTHING * self.unconstrained_s()
 
-    def _regions(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
-        """What else to split, one base each, the most promising first."""
+    def _loops(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
+        """Regions along the batch, or without one along other loops, one base each."""
         large = large_split(self.graph, self.estimator)
         if large is not None:
             yield "batch", (large,)
         else:
             for number, group in enumerate(dimension_splits(self.graph, self.estimator)):
                 yield f"dimension {number + 1}", group
+
+    def _rows(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
+        """Regions along rows of images."""
         for number, rows in enumerate(row_splits(self.graph, self.estimator)):
             yield f"rows {number + 1}", rows
 
