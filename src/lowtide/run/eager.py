@@ -28,7 +28,7 @@ from lowtide.ir.graph import Graph, Node
 from lowtide.ir.ops import Aten, Fission, Fused, Load, Store
 from lowtide.run.fission_reference import run_fission
 
-__all__ = ["Tap", "run_graph", "run_node", "run_reference"]
+__all__ = ["Tap", "last_uses", "run_graph", "run_node", "run_reference"]
 
 Tap = Callable[[Node, Mapping[int, Any]], None]
 """Called before each node with the node and the values alive."""
@@ -46,7 +46,8 @@ def run_graph(
     where nodes say so.
     """
     steps = tuple(node.id for node in graph.nodes) if order is None else tuple(order)
-    dies = _last_uses(graph, steps)
+    dies = last_uses(graph, steps)
+    made: dict[int, list[int]] = {}
     values: dict[int, Any] = dict(inputs)
     with torch.no_grad():
         for step, node_id in enumerate(steps):
@@ -54,8 +55,11 @@ def run_graph(
             if tap is not None:
                 tap(node, values)
             values.update(zip(node.outputs, run_node(node, values), strict=True))
-            for value in dies.get(step, ()):
-                del values[value]
+            for value in node.outputs:
+                made.setdefault(graph.values[value].storage, []).append(value)
+            for storage in dies.get(step, ()):
+                for value in made[storage]:
+                    del values[value]
         return {value: values[value] for value in graph.outputs}
 
 
@@ -79,21 +83,18 @@ def _run_body(body: Graph, operands: Sequence[Any]) -> list[Tensor]:
     return [outputs[value] for value in body.outputs]
 
 
-def _last_uses(graph: Graph, order: Sequence[int]) -> dict[int, list[int]]:
-    """Step -> values whose storage is not needed afterwards."""
+def last_uses(graph: Graph, order: Sequence[int]) -> dict[int, list[int]]:
+    """Step -> storages that no later node of `order` and no result needs."""
     kept = {graph.values[value].storage for value in (*graph.inputs, *graph.outputs)}
     last: dict[int, int] = {}
-    made: dict[int, list[int]] = {}
     for step, node_id in enumerate(order):
         node = graph.node[node_id]
         for value in (*node.inputs, *node.outputs):
             last[graph.values[value].storage] = step
-        for value in node.outputs:
-            made.setdefault(graph.values[value].storage, []).append(value)
     dies: dict[int, list[int]] = {}
-    for storage, values in made.items():
+    for storage, step in last.items():
         if storage not in kept:
-            dies.setdefault(last[storage], []).extend(values)
+            dies.setdefault(step, []).append(storage)
     return dies
 
 

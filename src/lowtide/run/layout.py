@@ -29,7 +29,7 @@ from lowtide.analysis.lifetime import Buffer, lifetimes
 from lowtide.ir.graph import Graph
 from lowtide.place.greedy import place_greedy
 from lowtide.place.problem import Block, Placement, PlacementProblem
-from lowtide.run.temps import ALIGNMENT, align
+from lowtide.run.temps import ALIGNMENT, align, first_gap
 
 __all__ = ["Guests", "Layout", "Location", "guests_of", "lay_out", "placement_problem"]
 
@@ -126,16 +126,7 @@ def _free_offset(guest: Buffer, others: Sequence[tuple[Buffer, int]]) -> int:
         for other, offset in others
         if other.start < guest.stop and guest.start < other.stop
     )
-    return _first_gap(busy, align(guest.nbytes))
-
-
-def _first_gap(busy: Sequence[tuple[int, int]], nbytes: int) -> int:
-    offset = 0
-    for start, stop in busy:
-        if offset + nbytes <= start:
-            return offset
-        offset = max(offset, stop)
-    return offset
+    return first_gap(busy, align(guest.nbytes))
 
 
 def placement_problem(buffers: Sequence[Buffer], guests: Guests | None = None) -> PlacementProblem:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.run.eager import Tap, run_node
+from lowtide.run.eager import Tap, last_uses, run_node
 from lowtide.run.operands import window
 
 __all__ = ["SMALL_BYTES", "run_spilled"]
@@ -124,7 +124,7 @@ def run_spilled(
     `directory` has to hold what lives across operators; an OSError names the file that could not be written.
     """
     kept = _Storages(graph, inputs, directory, small_bytes)
-    dies = _last_uses(graph)
+    dies = last_uses(graph, [node.id for node in graph.nodes])
     with torch.no_grad():
         for step, node in enumerate(graph.nodes):
             if not graph.is_view(node):
@@ -148,17 +148,3 @@ def _known(graph: Graph, value: int, node: Node) -> bool:
     """Whether a result lies on an operand's storage."""
     storage = graph.values[value].storage
     return any(graph.values[each].storage == storage for each in node.inputs)
-
-
-def _last_uses(graph: Graph) -> dict[int, list[int]]:
-    """Step -> storages that no later node and no result needs."""
-    kept = {graph.values[value].storage for value in (*graph.inputs, *graph.outputs)}
-    last: dict[int, int] = {}
-    for step, node in enumerate(graph.nodes):
-        for value in (*node.inputs, *node.outputs):
-            last[graph.values[value].storage] = step
-    dies: dict[int, list[int]] = {}
-    for storage, step in last.items():
-        if storage not in kept:
-            dies.setdefault(step, []).append(storage)
-    return dies

@@ -29,7 +29,7 @@ from lowtide.analysis.inplace import INPLACE
 from lowtide.ir.ops import Aten
 from lowtide.run.allocator import Request
 
-__all__ = ["ALIGNMENT", "Packing", "align", "pack_temps", "plan_requests"]
+__all__ = ["ALIGNMENT", "Packing", "align", "first_gap", "pack_temps", "plan_requests"]
 
 ALIGNMENT = 64
 
@@ -79,7 +79,7 @@ def _find_place(
             for other, (where, offset) in places.items()
             if where == region and _together(temp, facts.temps[other])
         )
-        return _first_gap(busy, _room(temp.nbytes))
+        return first_gap(busy, _room(temp.nbytes))
 
     for output, requested in hosts.items():
         if temp.stop <= requested and (offset := gap(output)) + temp.nbytes <= facts.output_bytes[output]:
@@ -106,7 +106,8 @@ def _together(one: Temp, other: Temp) -> bool:
     return one.start < other.stop and other.start < one.stop
 
 
-def _first_gap(busy: Sequence[tuple[int, int]], nbytes: int) -> int:
+def first_gap(busy: Sequence[tuple[int, int]], nbytes: int) -> int:
+    """The lowest offset with room for `nbytes` between the (start, stop) in `busy`, which are sorted."""
     offset = 0
     for start, stop in busy:
         if offset + nbytes <= start:

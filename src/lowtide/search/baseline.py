@@ -16,6 +16,7 @@ from lowtide.analysis.facts import assumed_facts
 from lowtide.capture import Program
 from lowtide.cost.estimate import Estimate, estimate_step
 from lowtide.cost.profiled import profiled_costs
+from lowtide.ir import Graph
 from lowtide.run.measure import LatencyPairs, Measurement, measure_eager, measure_pairs
 from lowtide.run.native import resident_bytes
 from lowtide.run.plan import Plan
@@ -23,7 +24,7 @@ from lowtide.run.probe import probe
 from lowtide.run.room import free_bytes, out_of_memory
 from lowtide.run.verify import Verdict, verify
 
-__all__ = ["baseline", "compare_latency", "compare_numbers"]
+__all__ = ["baseline", "compare_latency", "compare_numbers", "unpaired"]
 
 AMPLE = 2.0
 """Where this many times the assumed peak is free, eager is run without a closer look."""
@@ -35,12 +36,11 @@ MARGIN = 1.05
 def baseline(program: Program) -> Measurement | Estimate:
     """Eager's figures for one step of the program's workload."""
     graph, free = program.graph, free_bytes()
-    order = [node.id for node in graph]
     here_bytes = resident_bytes(program.workload)
     if free is not None:
-        assumed = estimate_step(graph, order, assumed_facts(graph), {})
+        assumed = estimate_step(graph, [node.id for node in graph], assumed_facts(graph), {})
         if AMPLE * (assumed.peak_bytes - here_bytes) > free:
-            closer = estimate_step(graph, order, probe(graph, "reference"), profiled_costs(graph))
+            closer = _predicted(graph)
             if MARGIN * (closer.peak_bytes - here_bytes) > free:
                 return closer
     try:
@@ -48,6 +48,11 @@ def baseline(program: Program) -> Measurement | Estimate:
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
+    return _predicted(graph)
+
+
+def _predicted(graph: Graph) -> Estimate:
+    order = [node.id for node in graph]
     return estimate_step(graph, order, probe(graph, "reference"), profiled_costs(graph))
 
 
@@ -62,5 +67,10 @@ def compare_latency(
     """Interleaved pairs with eager, or the plan's measured time to eager's predicted one (no pairs then)."""
     if isinstance(eager, Measurement):
         return measure_pairs(plan, program.workload)
+    return unpaired(eager, measured)
+
+
+def unpaired(eager: Measurement | Estimate, measured: Measurement) -> LatencyPairs:
+    """The plan's time to eager's as both are known, nothing interleaved."""
     ratio = measured.latency_s / eager.latency_s
     return LatencyPairs(ratio, 0.0, 0, eager.latency_s, measured.latency_s)

@@ -182,8 +182,7 @@ class Frontier:
     def points(self) -> tuple[tuple[int, float], ...]:
         """Predicted (peak bytes with resident, seconds), by rising time."""
         resident = self.setting.resident_bytes
-        spots = self._explorer.spots() if self._explorer else []
-        return tuple((spot.point.peak_bytes + resident, spot.point.latency_s) for spot in spots)
+        return self._explorer.totals(resident) if self._explorer else ()
 
     def trace(self) -> None:
         """Search without a limit, down to what splitting and recomputing can reach."""

@@ -23,6 +23,7 @@ from lowtide.search.bases import Base, open_base
 from lowtide.search.dimensions import dimension_splits
 from lowtide.search.estimator import Estimator
 from lowtide.search.levels import Split
+from lowtide.search.outcome import SearchRecord
 from lowtide.search.recompute import Halted, Point
 from lowtide.search.splits import inner_splits, large_split, row_splits, single_split
 from lowtide.transforms.fission import prepare
@@ -276,6 +277,17 @@ class Explorer:
             if not kept or spot.point.peak_bytes < kept[-1].point.peak_bytes:
                 kept.append(spot)
         return kept
+
+    def totals(self, resident_bytes: int) -> tuple[tuple[int, float], ...]:
+        """(Peak bytes with the resident ones, seconds) of `spots`."""
+        return tuple((s.point.peak_bytes + resident_bytes, s.point.latency_s) for s in self.spots())
+
+    def summary(self, seconds: float, resident_bytes: int) -> SearchRecord:
+        """How the search went; peaks with the resident bytes."""
+        record = tuple(
+            (i.elapsed_s, i.states, i.peak_bytes + resident_bytes, i.latency_s) for i in self.record
+        )
+        return SearchRecord(seconds, self.states, self.stop_reason, record)
 
     def best(self) -> Spot | None:
         """The best spot for the goal: fastest within the target, else smallest within the time."""

@@ -16,15 +16,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from lowtide.analysis.lifetime import lifetimes
 from lowtide.capture import Program
 from lowtide.capture.internals import FakeTensor
 from lowtide.capture.recording import named_tensors
 from lowtide.cost.devices import Device
 from lowtide.cost.estimate import Estimate, estimate_step
 from lowtide.errors import Infeasible
-from lowtide.place import place
-from lowtide.run.layout import placement_problem
 from lowtide.run.plan import HERE, Plan, build_plan
 from lowtide.search.bases import realise_base
 from lowtide.search.estimator import Estimator, assumed_tree
@@ -32,8 +29,9 @@ from lowtide.search.explorer import Explorer, Spot
 from lowtide.search.floors import floor_of
 from lowtide.search.levels import Realised
 from lowtide.search.moves import count_moves, moves_of
-from lowtide.search.outcome import Limit, Outcome, SearchRecord
-from lowtide.search.promise import PLACEMENT_SECONDS, Setting, refuse
+from lowtide.search.outcome import Limit, Outcome
+from lowtide.search.promise import Setting, refuse
+from lowtide.search.trials import placed
 from lowtide.transforms.algebra import take_apart
 from lowtide.units import format_ratio
 
@@ -88,14 +86,12 @@ def _within(setting: Setting, limit: Limit, explorer: Explorer) -> list[Spot]:
 
 
 def _plan(setting: Setting, spot: Spot, realised: Realised) -> Plan:
-    facts = assumed_tree(realised.graph)
-    buffers = lifetimes(realised.graph, realised.order, facts[()], inplace=True)
     return build_plan(
         setting.program,
         realised.graph,
         realised.order,
-        placement=place(placement_problem(buffers), PLACEMENT_SECONDS),
-        facts=facts,
+        placement=placed(realised, setting.estimator),
+        facts=assumed_tree(realised.graph),
         moves=count_moves(spot, {}),
         device=setting.device,
     )
@@ -112,7 +108,6 @@ def _outcome(
 ) -> Outcome:
     resident = setting.resident_bytes
     predicted = Estimate(resident, plan.predicted_peak_bytes, realised.latency_s)
-    record = tuple((i.elapsed_s, i.states, i.peak_bytes + resident, i.latency_s) for i in explorer.record)
     return Outcome(
         plan=plan,
         limit=limit,
@@ -128,9 +123,9 @@ def _outcome(
         bit_equal=False,
         floor_bytes=min(setting.floor.total_bytes, explorer.spots()[-1].point.peak_bytes + resident),
         floor_node=setting.floor.node,
-        search=SearchRecord(seconds, explorer.states, explorer.stop_reason, record),
+        search=explorer.summary(seconds, resident),
         moves=moves_of(spot, {}),
-        points=tuple((s.point.peak_bytes + resident, s.point.latency_s) for s in explorer.spots()),
+        points=explorer.totals(resident),
         device=setting.device,
         settings={"seed": setting.seed, "made": time.strftime("%Y-%m-%d")},
     )

@@ -33,17 +33,17 @@ from lowtide.run.measure import (
     measure_rivals,
 )
 from lowtide.run.verify import Verdict
-from lowtide.search.baseline import compare_latency, compare_numbers
+from lowtide.search.baseline import compare_latency, compare_numbers, unpaired
 from lowtide.search.calibration import Correction
 from lowtide.search.estimator import Estimator
 from lowtide.search.explorer import Explorer, Spot
 from lowtide.search.floors import Floor
 from lowtide.search.fusing import Fuser
-from lowtide.search.outcome import Limit, Outcome, SearchRecord
-from lowtide.search.trials import PLACEMENT_SECONDS, Trial, Workshop
+from lowtide.search.outcome import Limit, Outcome
+from lowtide.search.trials import Trial, Workshop
 from lowtide.units import format_bytes, format_ratio
 
-__all__ = ["PLACEMENT_SECONDS", "Setting", "keep_promise", "refuse"]
+__all__ = ["Setting", "keep_promise", "refuse"]
 
 MOST_MISSES = 8
 """Points that may fail when run before a latency limit is refused."""
@@ -292,10 +292,8 @@ class _Promise:
             return None
         self.enter("measure")
         measured = measure_plan(trial.plan, program.workload)
-        alone = measured.latency_s / eager.latency_s
-        if self.limit.latency_ratio is not None and alone > CLEARLY_SLOWER * self.limit.latency_ratio:
-            pairs = LatencyPairs(alone, 0.0, 0, eager.latency_s, measured.latency_s)
-        else:
+        pairs = unpaired(eager, measured)
+        if self.limit.latency_ratio is None or pairs.ratio <= CLEARLY_SLOWER * self.limit.latency_ratio:
             pairs = compare_latency(eager, program, trial.plan, measured)
         self.ran = self._outcome(trial, verdict, measured, pairs)
         return self.ran
@@ -304,7 +302,6 @@ class _Promise:
         setting, explorer = self.setting, self.explorer
         resident = setting.resident_bytes
         smallest_bytes = explorer.spots()[-1].point.peak_bytes + resident
-        record = tuple((i.elapsed_s, i.states, i.peak_bytes + resident, i.latency_s) for i in explorer.record)
         return Outcome(
             plan=trial.plan,
             limit=self.limit,
@@ -320,9 +317,9 @@ class _Promise:
             bit_equal=verdict.bit_equal,
             floor_bytes=min(setting.floor.total_bytes, smallest_bytes),
             floor_node=setting.floor.node,
-            search=SearchRecord(self.seconds, explorer.states, explorer.stop_reason, record),
+            search=explorer.summary(self.seconds, resident),
             moves=trial.moves,
-            points=tuple((s.point.peak_bytes + resident, s.point.latency_s) for s in explorer.spots()),
+            points=explorer.totals(resident),
             device="cpu",
             allocations_per_step=count_allocations(trial.plan, setting.program.workload),
             settings={

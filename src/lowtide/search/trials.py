@@ -29,7 +29,7 @@ from lowtide.search.levels import Realised
 from lowtide.search.moves import moves_of
 from lowtide.search.outcome import Move
 
-__all__ = ["PLACEMENT_SECONDS", "Trial", "Workshop"]
+__all__ = ["Trial", "Workshop", "placed"]
 
 PLACEMENT_SECONDS = 1.0
 """How long an exact placement may take where the greedy one wastes bytes."""
@@ -99,13 +99,14 @@ class Workshop:
             self.program,
             realised.graph,
             realised.order,
-            placement=self._placed(realised),
+            placement=placed(realised, self.estimator),
             moves=dict(Counter(move.kind for move in trial.moves)),
             store=self.estimator.store,
             kernels=self.kernels,
         )
 
-    def _placed(self, realised: Realised) -> Placement:
-        facts = self.estimator.facts(realised.graph)
-        buffers = lifetimes(realised.graph, realised.order, facts, inplace=True)
-        return place(placement_problem(buffers), PLACEMENT_SECONDS)
+
+def placed(realised: Realised, estimator: Estimator) -> Placement:
+    """The placement of a realised point's Buffers."""
+    buffers = lifetimes(realised.graph, realised.order, estimator.facts(realised.graph), inplace=True)
+    return place(placement_problem(buffers), PLACEMENT_SECONDS)
