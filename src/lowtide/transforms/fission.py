@@ -25,7 +25,7 @@ Halos: `lowtide.transforms.halo`.  Not done.  Dropping nodes from S that are not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lowtide.analysis.axis import Axis
@@ -46,12 +46,14 @@ __all__ = [
     "IllegalFission",
     "apply",
     "apply_inside",
+    "border_faults",
     "candidates",
     "check_region",
     "edge_faults",
     "even_sizes",
     "name_node",
     "nested_candidates",
+    "node_faults",
     "prepare",
     "regions",
     "replace_region",
@@ -97,16 +99,10 @@ def even_sizes(extent: int, parts: int) -> tuple[int, ...]:
 
 def check_region(graph: Graph, nodes: Sequence[int], assignment: Mapping[int, Axis]) -> list[str]:
     """Why `nodes` cannot be split along the axes of `assignment`; empty if they can."""
-    reasons = [reason for node in nodes for reason in _node_faults(graph, graph.node[node], assignment)]
+    reasons = node_faults(graph, nodes, assignment, _can_cut, "axis")
     if reasons:
         return reasons
-    inside = frozenset(nodes)
-    for node in nodes:
-        reasons += edge_faults(graph, graph.node[node], inside, assignment)
-    for outer, inner in leaks(graph, inside):
-        reasons.append(
-            f"not convex: {name_node(graph, inner)} waits for {name_node(graph, outer)}, which is outside"
-        )
+    reasons = border_faults(graph, nodes, assignment)
     if extent_of(assignment, nodes) < 2:
         reasons.append("the axes have no common divisor to cut at")
     return reasons
@@ -125,16 +121,41 @@ def name_node(graph: Graph, node: int) -> str:
     return f"node {node} ({what}{' in ' + where if where else ''})"
 
 
-def _node_faults(graph: Graph, node: Node, assignment: Mapping[int, Axis]) -> Iterator[str]:
-    name = name_node(graph, node.id)
-    if node.writes:
-        yield f"{name} writes in place"
-    elif is_random(node.op):
-        yield f"{name} draws random numbers, which happens once and whole"
-    elif node.id not in assignment:
-        yield f"{name} has no axis"
-    elif assignment[node.id] not in axes(graph, node) and not _adds_sums(graph, node, assignment[node.id]):
-        yield f"{name} cannot be cut along the axis given"
+CanCut = Callable[[Graph, Node, Axis], bool]
+
+
+def node_faults(
+    graph: Graph, nodes: Sequence[int], assignment: Mapping[int, Axis], can_cut: CanCut, what: str
+) -> list[str]:
+    """Why single nodes cannot be cut; `what` is the word for what `assignment` gives each."""
+    reasons = []
+    for node in (graph.node[each] for each in nodes):
+        name = name_node(graph, node.id)
+        if node.writes:
+            reasons.append(f"{name} writes in place")
+        elif is_random(node.op):
+            reasons.append(f"{name} draws random numbers, which happens once and whole")
+        elif node.id not in assignment:
+            reasons.append(f"{name} has no {what}")
+        elif not can_cut(graph, node, assignment[node.id]):
+            reasons.append(f"{name} cannot be cut along the {what} given")
+    return reasons
+
+
+def border_faults(graph: Graph, nodes: Sequence[int], assignment: Mapping[int, Axis]) -> list[str]:
+    """Why the nodes of a region do not fit together, or not with what is around them."""
+    inside, reasons = frozenset(nodes), list[str]()
+    for node in nodes:
+        reasons += edge_faults(graph, graph.node[node], inside, assignment)
+    for outer, inner in leaks(graph, inside):
+        reasons.append(
+            f"not convex: {name_node(graph, inner)} waits for {name_node(graph, outer)}, which is outside"
+        )
+    return reasons
+
+
+def _can_cut(graph: Graph, node: Node, axis: Axis) -> bool:
+    return axis in axes(graph, node) or _adds_sums(graph, node, axis)
 
 
 def _adds_sums(graph: Graph, node: Node, axis: Axis) -> bool:

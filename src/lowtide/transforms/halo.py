@@ -17,18 +17,16 @@ training, whose statistics need the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lowtide.analysis.axis import Axis
 from lowtide.analysis.dims import axes
-from lowtide.analysis.region import leaks
 from lowtide.analysis.windows import windows
 from lowtide.ir import Edit, Fission, Graph, Node, Part, Slice
-from lowtide.ir.random import is_random
 from lowtide.transforms import fission
 from lowtide.transforms.body import Border, border_of
-from lowtide.transforms.fission import IllegalFission, edge_faults, name_node, replace_region
+from lowtide.transforms.fission import IllegalFission, border_faults, node_faults, replace_region
 from lowtide.transforms.gradients import take_gradients_apart
 from lowtide.transforms.halo_body import build_bodies
 from lowtide.transforms.regions import Region
@@ -84,32 +82,18 @@ def check_rows(
     """Why `nodes` cannot be split along the loops of `assignment` in parts of `sizes`; empty if they can."""
     if len(sizes) < 2 or min(sizes) < 1:
         return [f"parts {tuple(sizes)} do not make a whole"]
-    reasons = [fault for node in nodes for fault in _node_faults(graph, graph.node[node], assignment)]
+    reasons = node_faults(graph, nodes, assignment, _can_cut, "loop")
     if reasons:
         return reasons
-    inside = frozenset(nodes)
-    for node in nodes:
-        reasons += edge_faults(graph, graph.node[node], inside, assignment)
-    for outer, inner in leaks(graph, inside):
-        reasons.append(
-            f"not convex: {name_node(graph, inner)} waits for {name_node(graph, outer)}, which is outside"
-        )
+    reasons = border_faults(graph, nodes, assignment)
     if not reasons:
         parts = _spans(graph, border_of(graph, nodes, assignment), assignment, sizes)
         reasons += [each for each in parts if isinstance(each, str)]
     return list(dict.fromkeys(reasons))
 
 
-def _node_faults(graph: Graph, node: Node, assignment: Mapping[int, Axis]) -> Iterator[str]:
-    name = name_node(graph, node.id)
-    if node.writes:
-        yield f"{name} writes in place"
-    elif is_random(node.op):
-        yield f"{name} draws random numbers, which happens once and whole"
-    elif node.id not in assignment:
-        yield f"{name} has no loop"
-    elif assignment[node.id] not in loops(graph, node):
-        yield f"{name} cannot be cut along the loop given"
+def _can_cut(graph: Graph, node: Node, loop: Axis) -> bool:
+    return loop in loops(graph, node)
 
 
 def _spans(
