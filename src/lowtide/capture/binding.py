@@ -7,11 +7,12 @@ in the workload for each step.  Constants are the exception, as nothing names th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from lowtide.capture.guards import Guards
 from lowtide.capture.internals import FakeTensor, storage_key
 from lowtide.capture.recorder import meta_of
 from lowtide.capture.recording import modules_of, name_leaves
@@ -59,6 +60,7 @@ class Binding:
     constants: Mapping[int, Tensor]
     training: Mapping[str, bool]
     groups: tuple[tuple[int, ...], ...]
+    guards: Guards = field(default_factory=Guards)
 
     # -- the model --------------------------------------------------------------------------------------
 
@@ -84,6 +86,9 @@ class Binding:
                 )
         if updates is not None:
             self._check_groups(updates)
+        change = self.guards.first_change()
+        if change is not None:
+            raise Stale(f"{change} since capture", remedy="set it back, or capture again")
         return found
 
     def _check_groups(self, updates: Updates) -> None:
@@ -210,6 +215,7 @@ def bind_trace(
     leaves: Sequence[tuple[str, Any]],
     named: Sequence[Named],
     updates: Updates | None,
+    guards: Guards,
 ) -> Binding:
     """The facts of a fresh capture."""
     return Binding(
@@ -229,4 +235,5 @@ def bind_trace(
         },
         training=training_flags(workload),
         groups=group_members(updates) if updates is not None else (),
+        guards=guards,
     )

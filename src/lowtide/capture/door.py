@@ -13,16 +13,18 @@ import torch
 
 from lowtide.capture.assemble import assemble
 from lowtide.capture.binding import bind_trace
+from lowtide.capture.fingerprint import Fingerprint
+from lowtide.capture.guards import Guards
 from lowtide.capture.inference import record_exported, record_inference
 from lowtide.capture.optimizer import check_optimizer
 from lowtide.capture.program import Program
 from lowtide.capture.recording import argument_leaves, modules_of, named_tensors
 from lowtide.capture.refusals import check_hooks, check_no_gradients, check_python
 from lowtide.capture.result import Result
-from lowtide.capture.surroundings import undisturbed
+from lowtide.capture.surroundings import seed, undisturbed
 from lowtide.capture.trace import Trace, first_difference
 from lowtide.capture.training import record_training
-from lowtide.capture.twins import Named
+from lowtide.capture.twins import Named, walk_modules
 from lowtide.capture.update import Update, Updates, classify
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Role
@@ -46,16 +48,17 @@ def capture(workload: Workload) -> Program:
 def _capture(workload: Workload) -> Program:
     check_python(modules_of(workload))
     if workload.optimizer is None:
-        return _finish(workload, "infer", _record_inference(workload), None)
+        return _finish(workload, "infer", *_record_inference(workload), None)
     parameters = [one for one in named_tensors(workload) if one.role is Role.PARAM]
     check_optimizer(workload.optimizer)
     check_no_gradients(parameters)
     check_hooks(parameters, modules_of(workload))
-    trace = _record_training(workload)
-    return _finish(workload, "train", trace, classify(workload.optimizer, _pair(workload, parameters, trace)))
+    trace, guards = _record_training(workload)
+    updates = classify(workload.optimizer, _pair(workload, parameters, trace))
+    return _finish(workload, "train", trace, guards, updates)
 
 
-def _finish(workload: Workload, mode: Mode, trace: Trace, updates: Updates | None) -> Program:
+def _finish(workload: Workload, mode: Mode, trace: Trace, guards: Guards, updates: Updates | None) -> Program:
     built = assemble(trace, updates)
     leaves = argument_leaves(workload)
     return Program(
@@ -66,29 +69,34 @@ def _finish(workload: Workload, mode: Mode, trace: Trace, updates: Updates | Non
         gradients=built.gradients,
         updates=built.updates,
         result=Result.of(trace.returned, built.results),
-        binding=bind_trace(workload, trace, built.names, leaves, named_tensors(workload), updates),
+        binding=bind_trace(workload, trace, built.names, leaves, named_tensors(workload), updates, guards),
         optimizer=updates,
     )
 
 
-def _record_training(workload: Workload) -> Trace:
-    with undisturbed(workload) as seed:
+def _record_training(workload: Workload) -> tuple[Trace, Guards]:
+    with undisturbed(workload) as found:
         seed(0)
         first = record_training(workload)
         seed(1)
-        return _agreed(first, record_training(workload))
+        trace = _agreed(first, record_training(workload))
+    return trace, _guards(workload, found)
 
 
-def _record_inference(workload: Workload) -> Trace:
-    with undisturbed(workload) as seed:
+def _record_inference(workload: Workload) -> tuple[Trace, Guards]:
+    with undisturbed(workload) as found:
         seed(0)
         exported = record_exported(workload)
         seed(1)
-        plain = record_inference(workload)
-        if exported is not None and first_difference(exported, plain) is None:
-            return plain
-        seed(2)
-        return _agreed(plain, record_inference(workload))
+        trace = record_inference(workload)
+        if exported is None or first_difference(exported, trace) is not None:
+            seed(2)
+            trace = _agreed(trace, record_inference(workload))
+    return trace, _guards(workload, found)
+
+
+def _guards(workload: Workload, found: Fingerprint) -> Guards:
+    return Guards.of(found, [module for _, module in walk_modules(modules_of(workload))])
 
 
 def _agreed(first: Trace, second: Trace) -> Trace:

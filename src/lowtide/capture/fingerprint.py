@@ -20,6 +20,7 @@ import dis
 import functools
 import hashlib
 import inspect
+import re
 import sys
 import weakref
 from collections import deque
@@ -36,12 +37,14 @@ from torch import Tensor, nn
 from lowtide.capture.internals import FakeTensor
 from lowtide.capture.origins import user_file
 
-__all__ = ["Change", "Fingerprint"]
+__all__ = ["MISSING", "Change", "Fingerprint", "Place", "same", "show"]
 
 _MOST_CONTAINERS = 200_000
 _ATOMS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, Tensor, ModuleType)
 _CLOSED = (*_ATOMS, BuiltinFunctionType, CodeType, torch.Generator, torch._C._TensorMeta)
-_MISSING = object()
+MISSING = object()
+"""The content of an entry that is not there."""
+
 _GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"})
 
 
@@ -54,38 +57,59 @@ class Change:
     after: str
 
     def __str__(self) -> str:
-        return f"{self.path} ({self.before} became {self.after})"
+        path = re.sub(r"\._modules\['([^']*)'\]", r".\1", self.path)
+        return f"{path} ({self.before} became {self.after})"
 
 
 @dataclass(frozen=True, eq=False)
-class _Place:
-    """A container: how to read its entries now, what they were, how to put one back."""
+class Place:
+    """A container: how to read its entries now, what they were, how to put one back.
+
+    `table`: where reading is work, the table that the entries are a part of.  `digest`: the entries are one,
+    of contents that are not compared one by one.
+    """
 
     path: str
     read: Callable[[], Mapping[Any, Any]]
     entries: dict[Any, Any]
     restore: Callable[[dict[Any, Any]], None]
     brackets: bool
+    table: Mapping[Any, Any] | None = None
+    digest: bool = False
+
+    def live(self) -> Mapping[Any, Any]:
+        """The entries as they are now, and perhaps others."""
+        return self.read() if self.table is None else self.table
+
+    def entry(self, key: Any) -> str:
+        """How an entry is called in messages."""
+        return f"{self.path}[{key!r}]" if self.brackets else f"{self.path}.{key}"
 
 
 class Fingerprint:
-    """Everything reachable from named roots, as it is now."""
+    """Everything reachable from named roots, as it is now.
+
+    `places` are the containers, `functions` the user's own functions.
+    """
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
-        self._places: list[_Place] = []
+        self.places: list[Place] = []
+        self.functions: list[FunctionType] = []
         self._seen: set[int] = set()
         self._alive: list[Any] = []
         pending: deque[tuple[str, Any]] = deque(roots.items())
-        while pending and len(self._places) < _MOST_CONTAINERS:
+        while pending and len(self.places) < _MOST_CONTAINERS:
             path, found = pending.popleft()
             if isinstance(found, _CLOSED) or id(found) in self._seen:
                 continue
             self._seen.add(id(found))
             self._alive.append(found)
+            if isinstance(found, FunctionType) and _is_users(found):
+                self.functions.append(found)
             for place in _places(path, found):
-                self._places.append(place)
+                self.places.append(place)
                 pending.extend(
-                    (_join(place, key), entry)
+                    (place.entry(key), entry)
                     for key, entry in place.entries.items()
                     if not isinstance(entry, _CLOSED)
                 )
@@ -97,23 +121,23 @@ class Fingerprint:
         A module's note of tensors that stood in for its own (`nn.LSTM` makes one) counts as no change.
         """
         changes: list[Change] = []
-        for place in self._places:
+        for place in self.places:
             now = dict(place.read())
             differing = [
                 key
                 for key in {**place.entries, **now}
-                if not _same(place.entries.get(key, _MISSING), now.get(key, _MISSING))
+                if not same(place.entries.get(key, MISSING), now.get(key, MISSING))
             ]
             for key in differing:
-                before, after = place.entries.get(key, _MISSING), now.get(key, _MISSING)
+                before, after = place.entries.get(key, MISSING), now.get(key, MISSING)
                 if not _is_twin(before, after):
-                    changes.append(Change(_join(place, key), _show(before), _show(after)))
+                    changes.append(Change(place.entry(key), show(before), show(after)))
             if differing:
                 place.restore(place.entries)
         return changes
 
 
-def _same(before: Any, after: Any) -> bool:
+def same(before: Any, after: Any) -> bool:
     if before is after:
         return True
     if type(before) is not type(after):
@@ -127,7 +151,7 @@ def _same(before: Any, after: Any) -> bool:
     if isinstance(before, int | float | complex | str | bytes):
         return before == after or before != before
     if isinstance(before, tuple):
-        return len(before) == len(after) and all(map(_same, before, after))
+        return len(before) == len(after) and all(map(same, before, after))
     return False
 
 
@@ -136,14 +160,12 @@ def _is_twin(before: Any, after: Any) -> bool:
     if isinstance(before, weakref.ref) and isinstance(after, weakref.ref):
         return after() is None or _is_twin(before(), after())
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return all(
-            _same(one, other) or _is_twin(one, other) for one, other in zip(before, after, strict=True)
-        )
+        return all(same(one, other) or _is_twin(one, other) for one, other in zip(before, after, strict=True))
     return isinstance(before, nn.Parameter) and isinstance(after, FakeTensor) and before.shape == after.shape
 
 
-def _show(entry: Any) -> str:
-    if entry is _MISSING:
+def show(entry: Any) -> str:
+    if entry is MISSING:
         return "nothing"
     if isinstance(entry, Tensor):
         return f"a tensor of shape {list(entry.shape)}"
@@ -153,22 +175,18 @@ def _show(entry: Any) -> str:
     return f"another {type(entry).__name__}"
 
 
-def _join(place: _Place, key: Any) -> str:
-    return f"{place.path}[{key!r}]" if place.brackets else f"{place.path}.{key}"
-
-
 # -- containers -----------------------------------------------------------------------------------------
 
 
-def _places(path: str, found: Any) -> Iterator[_Place]:
+def _places(path: str, found: Any) -> Iterator[Place]:
     """The containers that an object is or has."""
     if isinstance(found, dict):
-        yield _Place(path, lambda: found, dict(found), lambda old: _restore_dict(found, old), True)
+        yield Place(path, lambda: found, dict(found), lambda old: _restore_dict(found, old), True)
     elif isinstance(found, list | deque):
         yield _sequence(path, found)
     elif isinstance(found, set):
         entries = dict.fromkeys(found, True)
-        yield _Place(
+        yield Place(
             path, lambda: dict.fromkeys(found, True), entries, lambda old: _restore_set(found, old), True
         )
     elif isinstance(found, np.ndarray):
@@ -180,7 +198,7 @@ def _places(path: str, found: Any) -> Iterator[_Place]:
             yield _class_place(path, found)
     elif _has_open_attributes(found):
         table = vars(found)
-        yield _Place(path, lambda: table, dict(table), lambda old: _restore_dict(table, old), False)
+        yield Place(path, lambda: table, dict(table), lambda old: _restore_dict(table, old), False)
 
 
 def _has_open_attributes(found: Any) -> bool:
@@ -194,15 +212,15 @@ def _has_open_attributes(found: Any) -> bool:
     return isinstance(getattr(found, "__dict__", None), dict) and not closed
 
 
-def _sequence(path: str, found: Any) -> _Place:
+def _sequence(path: str, found: Any) -> Place:
     def restore(old: dict[Any, Any]) -> None:
         found.clear()
         found.extend(old.values())
 
-    return _Place(path, lambda: dict(enumerate(found)), dict(enumerate(found)), restore, True)
+    return Place(path, lambda: dict(enumerate(found)), dict(enumerate(found)), restore, True)
 
 
-def _array(path: str, found: Any) -> _Place:
+def _array(path: str, found: Any) -> Place:
     def digest() -> dict[str, bytes]:
         return {"contents": hashlib.blake2b(np.ascontiguousarray(found).tobytes()).digest()}
 
@@ -211,7 +229,7 @@ def _array(path: str, found: Any) -> _Place:
     def restore(_: dict[Any, Any]) -> None:
         found[...] = kept
 
-    return _Place(path, digest, digest(), restore, False)
+    return Place(path, digest, digest(), restore, False, digest=True)
 
 
 def _restore_dict(table: dict[Any, Any], old: dict[Any, Any]) -> None:
@@ -225,7 +243,7 @@ def _restore_set(found: set[Any], old: dict[Any, Any]) -> None:
     found.update(old)
 
 
-def _class_place(path: str, found: type) -> _Place:
+def _class_place(path: str, found: type) -> Place:
     """Attributes of a user's class that are plain data."""
 
     def read() -> dict[str, Any]:
@@ -242,13 +260,13 @@ def _class_place(path: str, found: type) -> _Place:
         for name, entry in old.items():
             setattr(found, name, entry)
 
-    return _Place(found.__qualname__, read, read(), restore, False)
+    return Place(found.__qualname__, read, read(), restore, False, vars(found))
 
 
 # -- code -----------------------------------------------------------------------------------------------
 
 
-def _function_places(path: str, found: FunctionType) -> Iterator[_Place]:
+def _function_places(path: str, found: FunctionType) -> Iterator[Place]:
     """The attributes and the closure of a user's function, and the globals that it names."""
     if not _is_users(found):
         return
@@ -259,13 +277,13 @@ def _function_places(path: str, found: FunctionType) -> Iterator[_Place]:
 
     def restore_cells(old: dict[Any, Any]) -> None:
         for name, entry in old.items():
-            if entry is not _MISSING:
+            if entry is not MISSING:
                 cells[name].cell_contents = entry
 
     table = vars(found)
-    yield _Place(found.__qualname__, lambda: table, dict(table), lambda old: _restore_dict(table, old), False)
+    yield Place(found.__qualname__, lambda: table, dict(table), lambda old: _restore_dict(table, old), False)
     if cells:
-        yield _Place(f"closure of {found.__qualname__}", read_cells, read_cells(), restore_cells, False)
+        yield Place(f"closure of {found.__qualname__}", read_cells, read_cells(), restore_cells, False)
     names = tuple(_global_names(found.__code__))
 
     def read_globals() -> dict[str, Any]:
@@ -277,7 +295,7 @@ def _function_places(path: str, found: FunctionType) -> Iterator[_Place]:
                 found.__globals__.pop(name, None)
         found.__globals__.update(old)
 
-    yield _Place(f"globals of {found.__module__}", read_globals, read_globals(), restore_globals, False)
+    yield Place(f"globals of {found.__module__}", read_globals, read_globals(), restore_globals, False)
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
@@ -292,7 +310,7 @@ def _contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not assigned yet
-        return _MISSING
+        return MISSING
 
 
 def _parts(path: str, found: Any) -> Iterator[tuple[str, Any]]:

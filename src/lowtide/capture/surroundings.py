@@ -6,7 +6,7 @@ A step that changes Python objects is refused with the name of the first one, af
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,19 +16,19 @@ from lowtide.capture.fingerprint import Fingerprint
 from lowtide.errors import CaptureError
 from lowtide.workload import Workload
 
-__all__ = ["undisturbed"]
+__all__ = ["seed", "undisturbed"]
 
 
 @contextmanager
-def undisturbed(workload: Workload) -> Iterator[Callable[[int], None]]:
-    """Inside, the step may be run; yields a function that seeds all generators.
+def undisturbed(workload: Workload) -> Iterator[Fingerprint]:
+    """Inside, the step may be run, under any `seed`; yields what was found before.
 
     Raises CaptureError if the step changed Python objects that it can reach.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     fingerprint = Fingerprint({"model": workload.model, "loss": workload.loss})
     try:
-        yield _seed
+        yield fingerprint
     except BaseException:
         fingerprint.settle()
         raise
@@ -45,7 +45,8 @@ def undisturbed(workload: Workload) -> Iterator[Callable[[int], None]]:
         )
 
 
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
+def seed(number: int) -> None:
+    """Seed all generators."""
+    random.seed(number)
+    np.random.seed(number)
+    torch.default_generator.manual_seed(number)
