@@ -33,6 +33,7 @@ from lowtide.terminal.record import (
 )
 from lowtide.terminal.tables import (
     limit_line,
+    print_accuracy,
     print_frontier,
     print_measurement,
     print_outcome,
@@ -198,15 +199,20 @@ def run(
     workload: WorkloadText,
     steps: Annotated[int, typer.Option(metavar="N", help="Steps to run.")] = 1,
     trace: Annotated[
-        Path | None, typer.Option(metavar="F.json", help="Write a trace of one step here.")
+        Path | None, typer.Option(metavar="F.json", help="Write a trace of one step here, for Perfetto.")
     ] = None,
     json: JsonFile = None,
 ) -> None:
     """Run a saved plan, measure it and compare it with eager.
 
-    Example:
+    A trace (Chrome format) has every step as measured beside the same steps as predicted, with operator,
+    module, source line, part, copies, and the live bytes; open it at ui.perfetto.dev.
+
+    Examples:
 
         lowtide run unet.lt unet:batch=8,size=128,width=16 --steps 20
+
+        lowtide run unet.lt unet:batch=8,size=128,width=16 --trace trace.json
     """
     _check_at_least("--steps", steps, 1)
     _check_file(plan)
@@ -219,14 +225,32 @@ def run(
 
 
 @app.command()
-def explain(plan: PlanFile) -> None:
+def explain(
+    plan: PlanFile,
+    workload: Annotated[
+        str | None,
+        typer.Argument(metavar="[WORKLOAD]", help="For --estimator, where it is not a bundled one."),
+    ] = None,
+    estimator: Annotated[
+        bool, typer.Option("--estimator", help="Run it; predicted and measured time by family of operators.")
+    ] = False,
+) -> None:
     """Tell what a saved plan does: its recipe, who is alive at the peak, the floor.
 
-    Example:
+    Examples:
 
         lowtide explain unet.lt
+
+        lowtide explain unet.lt --estimator
     """
     _check_file(plan)
+    if estimator:
+        print_accuracy(Console(), engine.judge_estimator(plan, workload))
+        return
+    if workload is not None:
+        raise UsageError(
+            "a workload is only needed to run the plan", remedy="add --estimator, or leave it out"
+        )
     print(engine.explain(plan))
 
 

@@ -49,6 +49,24 @@ def test_explain_and_run_a_saved_plan(typed, saved: Path) -> None:
     assert again["plan"]["peak_bytes"] == first["plan"]["peak_bytes"]
 
 
+def test_a_run_writes_a_trace(typed, saved: Path) -> None:
+    trace = saved / "trace.json"
+    ran = typed("run", str(saved / "p.lt"), MLP, "--trace", str(trace))
+    assert ran.status == 0, ran.err
+    slices = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["args"]["phase"] for event in slices} >= {"forward", "backward", "update"}
+    assert any("mlp.py" in event["args"]["source"] for event in slices)
+
+
+def test_explain_judges_the_estimator(typed, saved: Path) -> None:
+    told = typed("explain", str(saved / "p.lt"), "--estimator")
+    assert told.status == 0, told.err
+    assert "share of error" in told.out and "update" in told.out
+    assert "all steps:" in told.out.splitlines()[-1]
+    refused = typed("explain", str(saved / "p.lt"), MLP)
+    assert refused.status == 2 and "--estimator" in refused.complaint
+
+
 def test_a_plan_refuses_another_workload(typed, saved: Path) -> None:
     finished = typed("run", str(saved / "p.lt"), "mlp:batch=32,dim=32,layers=3,mode=train")
     assert finished.status == 2

@@ -45,7 +45,7 @@ from lowtide.search.floors import describe, floor_of
 from lowtide.search.outcome import Outcome
 from lowtide.units import format_percent
 
-__all__ = ["by_module", "data_of_outcome", "data_of_plan"]
+__all__ = ["by_module", "data_of_outcome", "data_of_plan", "plan_trace"]
 
 MOST_ROWS = 20
 
@@ -53,7 +53,7 @@ MOST_ROWS = 20
 def data_of_plan(plan: Plan) -> ReportData:
     """What a plan alone can tell, nothing run or measured: its recipe, its curve, who is alive, its floor."""
     graph = plan.graph
-    after = _plan_trace(plan, None)
+    after = plan_trace(plan, None)
     return ReportData(
         workload=plan.program.workload.name,
         device="cpu",
@@ -79,7 +79,7 @@ def data_of_outcome(outcome: Outcome) -> ReportData:
     here = outcome.verified != "none"
     estimator = Estimator(None if here else device_named(outcome.device))
     facts = probe(graph, "reference") if here else assumed_facts(graph)
-    before, after = _eager_trace(graph, facts, estimator.costs), _plan_trace(plan, estimator.costs)
+    before, after = _eager_trace(graph, facts, estimator.costs), plan_trace(plan, estimator.costs)
     predicted_s = before.curve.edges(True)[-1]
     eager_s, plan_s = outcome.eager.latency_s, outcome.eager.latency_s * outcome.latency_ratio
     return replace(
@@ -117,7 +117,8 @@ def _eager_trace(graph: Graph, facts: Facts, price: Price | None) -> Trace:
     return trace(graph, [node.id for node in graph], {(): facts}, price=price)
 
 
-def _plan_trace(plan: Plan, price: Price | None) -> Trace:
+def plan_trace(plan: Plan, price: Price | None) -> Trace:
+    """What a plan does with memory, step by step; with the estimator's `price` also for how long."""
     recipe, offsets = plan.recipe, plan.placement.offsets
     return trace(recipe.graph, recipe.order, recipe.facts, inplace=True, offsets=offsets, price=price)
 

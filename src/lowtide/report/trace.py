@@ -12,6 +12,8 @@ step of the backward in its graph (or body):
     recomputed                   |    [------)     made by a node of the forward
     backward                     |      [-------)  made by a node of backward, clip or update
 
+A step is known by its trail (`lowtide.run.steps`), by which what was measured finds what was predicted.
+
 Invariants.  A step's bytes are the bytes of the Buffers that span it; a Fission's workspace counts as what
 its bodies hold.  With more than `MOST_STEPS` steps only the first part of each Fission is opened.
 
@@ -31,8 +33,9 @@ from lowtide.ir.ops import Aten, Fission, Fused, Load, Op, Scalar, Store
 from lowtide.report.data import Block, Curve, Holder, Resident, Step
 from lowtide.run.fission_steps import lay_out_body
 from lowtide.run.probe import FactsTree, Path
+from lowtide.run.steps import Trail
 
-__all__ = ["Price", "Trace", "label_of", "resident_by_role", "trace"]
+__all__ = ["Price", "Trace", "family_of", "label_of", "resident_by_role", "trace"]
 
 Price = Callable[[Graph], Mapping[int, float]]
 """Seconds by node id of a graph, or of a body."""
@@ -50,11 +53,18 @@ ROLE_WORDS = {
 
 @dataclass(frozen=True)
 class Trace:
-    """What an order does with memory: live bytes per step, blocks with offsets, holders at the peak."""
+    """What an order does with memory: live bytes per step, blocks with offsets, holders at the peak.
+
+    `trails` and `families` belong to the curve's steps; a part that was not opened has the trail of the part.
+    `merging_s` are the predicted seconds of bringing parts' results to the wholes, which are in no step.
+    """
 
     curve: Curve
     blocks: tuple[Block, ...]
     holders: tuple[Holder, ...]
+    trails: tuple[Trail, ...] = ()
+    families: tuple[str, ...] = ()
+    merging_s: float = 0.0
 
 
 def trace(
@@ -78,7 +88,8 @@ def trace(
     peak = curve.peak_step
     at_peak = (span for span in walk.spans if span.start <= peak < span.stop and span.nbytes)
     blocks = tuple(span.block() for span in walk.spans if span.offset is not None)
-    return Trace(curve, blocks, tuple(span.holder() for span in at_peak))
+    holders = tuple(span.holder() for span in at_peak)
+    return Trace(curve, blocks, holders, tuple(walk.trails), tuple(walk.families), walk.merging_s)
 
 
 def _opens_all(graph: Graph) -> bool:
@@ -93,7 +104,7 @@ def _unrolled(node: Node) -> int:
 
 @dataclass(frozen=True)
 class _Run:
-    """A graph or a body in its order, with its Buffers; `place` is where its offsets begin."""
+    """A graph or a body (at `trail`) in its order, with its Buffers; `place` is where its offsets begin."""
 
     graph: Graph
     order: tuple[int, ...]
@@ -103,6 +114,7 @@ class _Run:
     place: int | None = 0
     above_bytes: int = 0
     part: str = ""
+    trail: Trail = ()
 
     def live(self) -> list[int]:
         """Bytes of its Buffers per step; what a body hands out belongs to the graph around it."""
@@ -148,6 +160,9 @@ class _Walk:
     opens_all: bool
     steps: list[Step] = field(default_factory=list)
     spans: list[_Span] = field(default_factory=list)
+    trails: list[Trail] = field(default_factory=list)
+    families: list[str] = field(default_factory=list)
+    merging_s: float = 0.0
 
     def enter(self, run: _Run) -> None:
         """Append the steps and Buffers of `run`."""
@@ -160,9 +175,11 @@ class _Walk:
             if inner:
                 opened.add(k)
                 base = run.above_bytes + live[k] - _workspace(run, k)
+                self.merging_s += seconds.get(node.id, 0.0) - self._inside_s(node, inner)
                 self._open(run, k, inner, base)
             else:
-                self.steps.append(_step(node, run.above_bytes + live[k], seconds.get(node.id, 0.0), run.part))
+                step = _step(node, run.above_bytes + live[k], seconds.get(node.id, 0.0), run.part)
+                self._append(step, (*run.trail, k), node.op)
         starts.append(len(self.steps))
         kinds = _Kinds(nodes)
         for buffer in run.counted():
@@ -171,6 +188,17 @@ class _Walk:
             maker = _maker(run.graph, nodes[buffer.start], buffer)
             span = (starts[buffer.start], starts[buffer.stop])
             self.spans.append(_Span(maker, buffer.nbytes, *span, kinds.of(buffer), _offset(run, buffer)))
+
+    def _append(self, step: Step, trail: Trail, op: Op) -> None:
+        self.steps.append(step)
+        self.trails.append(trail)
+        self.families.append(family_of(op))
+
+    def _inside_s(self, node: Node, bodies: Sequence[Graph]) -> float:
+        """Seconds of what the parts of a Fission compute."""
+        assert isinstance(node.op, Fission)
+        seconds = [sum(self.price(body).values()) for body in bodies]
+        return sum(seconds[part.body] for part in node.op.parts)
 
     def _bodies(self, run: _Run, node: Node) -> tuple[Graph, ...]:
         """The bodies of a Fission as they run; empty for other nodes and where facts are missing."""
@@ -194,7 +222,8 @@ class _Walk:
             body = bodies[part.body]
             order = tuple(inner.id for inner in body)
             name = f"part {number + 1} of {len(node.op.parts)}"
-            inner = _Run(body, order, path, layout.buffers, layout.offsets, place, base, name)
+            trail = (*run.trail, k, number)
+            inner = _Run(body, order, path, layout.buffers, layout.offsets, place, base, name, trail)
             if number and not self.opens_all:
                 self._close(node, inner)
             else:
@@ -203,7 +232,7 @@ class _Walk:
     def _close(self, node: Node, run: _Run) -> None:
         """A part as a single step."""
         peak, seconds = max(run.live(), default=0), sum(self.price(run.graph).values())
-        self.steps.append(_step(node, run.above_bytes + peak, seconds, run.part))
+        self._append(_step(node, run.above_bytes + peak, seconds, run.part), run.trail, node.op)
 
 
 def _step(node: Node, above_bytes: int, seconds: float, part: str) -> Step:
@@ -278,6 +307,30 @@ def label_of(op: Op) -> str:
             return f"store to {op.tier}"
         case Load():
             return f"load from {op.tier}"
+
+
+_PRODUCTS = ("convolution", "mm", "linear", "attention", "matmul", "mv")
+_REDUCTIONS = ("norm", "softmax", "sum", "mean", "var", "amax", "nll_loss")
+
+
+def family_of(op: Op) -> str:
+    """The operators that an operation is like where time is concerned."""
+    match op:
+        case Aten():
+            return op.overload.removeprefix("aten.").split(".")[0].rstrip("_")
+        case Fused(kind="update"):
+            return "update"
+        case Fused(body=body):
+            names = " ".join(label_of(node.op) for node in body)
+            if any(word in names for word in _PRODUCTS):
+                return "fused with a product"
+            return "fused rows" if any(word in names for word in _REDUCTIONS) else "fused pointwise"
+        case Fission():
+            return "parts"
+        case Scalar():
+            return "scalar"
+        case Store() | Load():
+            return "swap"
 
 
 def resident_by_role(graph: Graph) -> tuple[Resident, ...]:

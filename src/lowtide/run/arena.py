@@ -40,7 +40,7 @@ from lowtide.run.kernels import NO_KERNELS, Kernels
 from lowtide.run.layout import Layout, Location
 from lowtide.run.lower import Builder, Scope, lower_graph, program_scope
 from lowtide.run.probe import FactsTree
-from lowtide.run.steps import Draft, Prepared, finish
+from lowtide.run.steps import Draft, Prepared, Trail, Watch, finish
 from lowtide.run.temps import align
 
 __all__ = ["ArenaExecutor", "Tap", "describe_node"]
@@ -103,11 +103,13 @@ class ArenaExecutor:
         residents: Mapping[int, Tensor],
         scalars: Mapping[int, float],
         taps: Mapping[int, Tap] | None = None,
+        watch: Watch | None = None,
     ) -> dict[int, Tensor]:
         """One call.  Returns the graph's outputs by value id.
 
         `residents` are the caller's tensors and `scalars` the host scalars by value id; `taps[n]` is called
-        directly before node n runs and may look at values with `peek`.
+        directly before node n runs and may look at values with `peek`.  `watch` is filled with every step's
+        times.
         """
         bindings, prepared = self.prepare()
         outputs = self._fresh_outputs()
@@ -116,7 +118,7 @@ class ArenaExecutor:
             with _undisturbed():
                 bindings.set_residents(residents)
                 bindings.set_outputs(outputs)
-                self._run_steps(bindings, prepared, outputs, taps or {})
+                self._run_steps(bindings, prepared, outputs, taps or {}, watch)
             with torch.no_grad():
                 return {value: _result(bindings, where, residents) for value, where in self._results}
         finally:
@@ -157,6 +159,12 @@ class ArenaExecutor:
         """Prepared steps per call."""
         return len(self.prepare()[1].runs)
 
+    @property
+    def steps(self) -> Sequence[tuple[Trail, str]]:
+        """Per prepared step, where it comes from and the operator by which it merges (else empty)."""
+        prepared = self.prepare()[1]
+        return tuple(zip(prepared.trails, prepared.merges, strict=True))
+
     def _fresh_outputs(self) -> list[Tensor]:
         with torch.no_grad():
             return [
@@ -168,21 +176,29 @@ class ArenaExecutor:
         builder = Builder(bindings, self._facts, kernels=self._kernels)
         if self._poison:
             builder.drafts.extend(_fill(bindings, *each) for each in _everything(self.layout))
+            builder.mark(())
         dying = _dying_at(self.layout) if self._poison else {}
 
         def after(step: int) -> None:
             builder.drafts.extend(_fill(bindings, *each) for each in dying.get(step, ()))
 
         lower_graph(self._scope, self.order, builder, after)
-        return finish(builder.drafts, self._hook, 1 + len(self.layout.slots))
+        return finish(builder.drafts, self._hook, 1 + len(self.layout.slots), builder.trails)
 
     def _run_steps(
-        self, bindings: Bindings, prepared: Prepared, outputs: Sequence[Tensor], taps: Mapping[int, Tap]
+        self,
+        bindings: Bindings,
+        prepared: Prepared,
+        outputs: Sequence[Tensor],
+        taps: Mapping[int, Tap],
+        watch: Watch | None,
     ) -> None:
         with _serving(prepared, bindings.arena, outputs):
             try:
                 if taps:
                     _run_tapped(prepared, taps)
+                elif watch is not None:
+                    _run_watched(prepared, watch)
                 else:
                     for run in prepared.runs:
                         run()
@@ -214,6 +230,14 @@ def _run_tapped(prepared: Prepared, taps: Mapping[int, Tap]) -> None:
             prepared.cell.value = 0
             before[position]()
         run()
+
+
+def _run_watched(prepared: Prepared, watch: Watch) -> None:
+    clock = time.perf_counter_ns
+    for run in prepared.runs:
+        start = clock()
+        copied = run()
+        watch.append((start, clock(), copied or 0))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ Not done.  Swap: refused by name until its lowering is entered.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -36,7 +36,7 @@ from lowtide.run.fission_steps import PartPlan, lay_out_body, part_window, plan_
 from lowtide.run.kernels import KernelCall, Kernels, fits, kernel_of, kernel_step
 from lowtide.run.layout import Layout, Location, lay_out
 from lowtide.run.probe import FactsTree, Path, variant_of
-from lowtide.run.steps import Draft
+from lowtide.run.steps import Draft, Trail
 from lowtide.run.temps import plan_requests
 
 __all__ = ["LOWERINGS", "Builder", "KernelCall", "Kernels", "Scope", "lower_graph", "program_scope"]
@@ -50,7 +50,8 @@ class Scope:
     """Where the storages of `graph` lie.
 
     `given` are windows of values that are not simply storage + offset (a body's inputs); `workspaces` are
-    arena offsets by node; `owner` is the program's node that steps belong to (None: each its own).
+    arena offsets by node; `owner` is the program's node that steps belong to (None: each its own); `trail` is
+    where the graph is a body, None for one whose steps are all its node's.
     """
 
     graph: Graph
@@ -59,6 +60,7 @@ class Scope:
     workspaces: Mapping[int, int]
     given: Mapping[int, Window] = field(default_factory=dict)
     owner: int | None = None
+    trail: Trail | None = ()
 
     def window(self, value: int) -> Window:
         """Where `value` is."""
@@ -72,12 +74,20 @@ class Scope:
 
 @dataclass
 class Builder:
-    """Collects drafts; `bindings` fills their argument slots."""
+    """Collects drafts; `bindings` fills their argument slots.  `trails` says where each comes from, `at` where
+    the node is that is being lowered.
+    """
 
     bindings: Bindings
     facts: FactsTree
     drafts: list[Draft] = field(default_factory=list)
     kernels: Kernels = field(default_factory=dict)
+    trails: list[Trail] = field(default_factory=list)
+    at: Trail = ()
+
+    def mark(self, trail: Trail) -> None:
+        """The drafts that are new come from there."""
+        self.trails.extend([trail] * (len(self.drafts) - len(self.trails)))
 
     def facts_of(self, scope: Scope, node: Node) -> OperatorFacts:
         """Facts of a node in its scope."""
@@ -139,12 +149,16 @@ def lower_graph(scope: Scope, order: Sequence[int], builder: Builder, after: Cal
     """
     for step, node_id in enumerate(order):
         node = scope.graph.node[node_id]
+        trail = None if scope.trail is None else (*scope.trail, step)
+        builder.at = builder.at if trail is None else trail
         if not scope.graph.is_view(node):
             lowering = LOWERINGS.get(type(node.op))
             if lowering is None:
                 raise NotImplementedError(f"node {node.id} ({type(node.op).__name__}) has no lowering")
             lowering(node, scope, builder)
         after(step)
+        if trail is not None:
+            builder.mark(trail)
 
 
 def lower_aten(node: Node, scope: Scope, builder: Builder) -> None:
@@ -227,7 +241,7 @@ def _lower_kernel(node: Node, kernel: KernelCall, scope: Scope, builder: Builder
 def lower_fission(node: Node, scope: Scope, builder: Builder) -> None:
     """The body once per part, on one set of offsets (see `lowtide.run.fission_steps`)."""
     assert isinstance(node.op, Fission)
-    ways = deliveries(scope.graph, node)
+    ways, here = deliveries(scope.graph, node), builder.at
     for number, part in enumerate(node.op.parts):
         body = node.op.bodies[part.body]
         path = (*scope.path, node.id, part.body)
@@ -245,6 +259,7 @@ def lower_fission(node: Node, scope: Scope, builder: Builder) -> None:
         order = [inner.id for inner in plan.graph.nodes]
         base = builder.workspace(scope, node, layout.nbytes)
         inner = body_scope(plan.graph, path, layout, order, base, {**given, **plan.given}, owner)
+        inner = replace(inner, trail=(*here, number))
         lower_graph(inner, order, builder, partial(_add_merges, plan, inner, builder))
 
 
@@ -256,7 +271,7 @@ def _add_merges(plan: PartPlan, scope: Scope, builder: Builder, step: int) -> No
             for container, key in call.places[index]:
                 builder.bindings.place(window, container, key)
         assert scope.owner is not None
-        builder.drafts.append(Draft(scope.owner, call))
+        builder.drafts.append(Draft(scope.owner, call, merge=op.overload))
 
 
 def body_scope(
@@ -284,7 +299,7 @@ def body_scope(
         storages.update(dict.fromkeys(buffer.storages, outer))
     storages |= around
     workspaces = {node: offset + base for node, offset in layout.workspaces(order).items()}
-    return Scope(body, path, storages, workspaces, given, owner)
+    return Scope(body, path, storages, workspaces, given, owner, None)
 
 
 Lowering = Callable[[Node, Scope, Builder], None]

@@ -28,6 +28,7 @@ from lowtide.run.events import peak_bytes, record_with_profiler
 from lowtide.run.native import resident_bytes, run_step
 from lowtide.run.plan import Plan
 from lowtide.run.snapshot import preserved
+from lowtide.run.watching import StepRun
 from lowtide.workload import Workload
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "measure_plan",
     "measure_rivals",
     "plan_step",
+    "watch_plan",
 ]
 
 _WARM_UPS = 2
@@ -89,6 +91,14 @@ def measure_plan(plan: Plan, workload: Workload, *, seconds: float = 20.0) -> Me
     """The plan's step on the workload's own arguments."""
     with preserved(workload):
         return _measure(plan_step(plan, workload), workload, plan.arena_bytes, seconds)
+
+
+def watch_plan(plan: Plan, workload: Workload, *, runs: int = 5) -> list[tuple[StepRun, ...]]:
+    """Every prepared step's time in `runs` runs, one before them to warm up; by rising total."""
+    given = (workload.args, workload.kwargs, workload.targets)
+    with preserved(workload):
+        found = [plan.watched(*given) for _ in range(runs + 1)][1:]
+    return sorted(found, key=lambda steps: sum(step.seconds for step in steps))
 
 
 def plan_step(plan: Plan, workload: Workload) -> Callable[[], Any]:

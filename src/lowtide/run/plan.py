@@ -39,7 +39,9 @@ from lowtide.run.kernels import NO_KERNELS, KernelCall, Kernels, kernel_of
 from lowtide.run.layout import Layout, lay_out
 from lowtide.run.probe import FactsTree, probe, probe_tree, variant_of
 from lowtide.run.probe import Path as FactsPath
+from lowtide.run.steps import Watch
 from lowtide.run.store import ProfileStore
+from lowtide.run.watching import StepRun, step_runs
 from lowtide.schedule.schedule import Schedule
 
 HERE = "cpu"
@@ -133,11 +135,12 @@ class Plan:
         kwargs: Mapping[str, Any],
         targets: tuple[Any, ...],
         taps: Mapping[int, Tap] | None = None,
+        watch: Watch | None = None,
     ) -> Any:
         self._check_here()
         with self._lock:
             residents = self.program.bind(args, kwargs, targets)
-            outputs = self._executor.run(residents, self.program.scalars(), taps)
+            outputs = self._executor.run(residents, self.program.scalars(), taps, watch)
             self.program.advance()
         mine, theirs = self.graph.outputs, self.program.graph.outputs
         named = {old: outputs[new] for old, new in zip(theirs, mine, strict=True)}
@@ -165,6 +168,14 @@ class Plan:
         What it is shown lies in the arena: it may be read until `look` returns.
         """
         return self._run(args, kwargs, targets, self._gradient_taps(look))
+
+    def watched(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: tuple[Any, ...]
+    ) -> tuple[StepRun, ...]:
+        """Run once, timing every prepared step."""
+        watch: Watch = []
+        self._run(args, kwargs, targets, watch=watch)
+        return step_runs(watch, self._executor.steps)
 
     def _gradient_taps(self, look: Look) -> dict[int, Tap]:
         taps: dict[int, Tap] = {}

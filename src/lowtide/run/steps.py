@@ -10,7 +10,8 @@ and turns each draft into a closure of one of three kinds:
     one     ...; the result's address is compared with its target's, copied if it is elsewhere
     many    the same for several results
 
-`cell` is the word that tells the hook which step runs; after an error it tells us.
+`cell` is the word that tells the hook which step runs; after an error it tells us.  A step that copied says
+how many results, for those who watch (`lowtide.run.watching`).
 
 Invariant.  A result that is not where it was planned is copied there before the next step.
 """
@@ -27,22 +28,31 @@ from lowtide.ir.aten import tensors_of
 from lowtide.run.allocator import Hook, Request, Table
 from lowtide.run.calls import Call
 
-__all__ = ["Draft", "Prepared", "finish"]
+__all__ = ["Draft", "Prepared", "Trail", "Watch", "finish"]
 
 Cell = ctypes.c_int64
-Run = Callable[[], None]
+Run = Callable[[], int | None]
+
+Trail = tuple[int, ...]
+"""Where a step comes from: positions in an order and numbers of parts in turn.  (3,) is the fourth node of
+the program, (3, 1, 0) the first node of part 1 of that Fission."""
+
+Watch = list[tuple[int, int, int]]
+"""Per prepared step: start and end in nanoseconds, results that were copied to their places."""
 
 
 @dataclass(frozen=True)
 class Draft:
     """One call.  `targets` has a one-entry list per result, holding the tensor at its planned place;
-    results without a target (None) are dropped.  `node` is the graph's node that it belongs to.
+    results without a target (None) are dropped.  `node` is the graph's node that it belongs to; `merge` names
+    the operator by which it brings a part's result to the whole.
     """
 
     node: int
     call: Call
     targets: Sequence[list[Tensor | None]] = ()
     requests: tuple[Request, ...] = ()
+    merge: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,17 +64,20 @@ class Prepared:
     cell: Cell
     table: Table | None
     first_of: dict[int, int] = field(default_factory=dict)  # node -> position of its first step
+    trails: tuple[Trail, ...] = ()
+    merges: tuple[str, ...] = ()
 
 
-def finish(drafts: Sequence[Draft], hook: Hook | None, slots: int) -> Prepared:
-    """Closures for `drafts`; `slots` counts the arena and the output slots."""
+def finish(drafts: Sequence[Draft], hook: Hook | None, slots: int, trails: Sequence[Trail]) -> Prepared:
+    """Closures for `drafts`, which come from `trails`; `slots` counts the arena and the output slots."""
     table = hook.new_table([draft.requests for draft in drafts], slots) if hook else None
     cell = table.step if table else Cell(0)
     runs = tuple(_close(draft, cell, number) for number, draft in enumerate(drafts, start=1))
     first_of: dict[int, int] = {}
     for position, draft in enumerate(drafts):
         first_of.setdefault(draft.node, position)
-    return Prepared(runs, tuple(draft.node for draft in drafts), cell, table, first_of)
+    nodes, merges = tuple(draft.node for draft in drafts), tuple(draft.merge for draft in drafts)
+    return Prepared(runs, nodes, cell, table, first_of, tuple(trails), merges)
 
 
 def _close(draft: Draft, cell: Cell, number: int) -> Run:
@@ -88,12 +101,14 @@ def _plain(call: Call, cell: Cell, number: int) -> Run:
 def _one(call: Call, target: list[Tensor | None], cell: Cell, number: int) -> Run:
     function, args, kwargs = call.function, call.args, call.kwargs
 
-    def run() -> None:
+    def run() -> int:
         cell.value = number
         result = function(*args, **kwargs)
         planned = target[0]
         if result.data_ptr() != planned.data_ptr():  # type: ignore[union-attr]
             planned.copy_(result)  # type: ignore[union-attr]
+            return 1
+        return 0
 
     return run
 
@@ -101,12 +116,15 @@ def _one(call: Call, target: list[Tensor | None], cell: Cell, number: int) -> Ru
 def _many(call: Call, targets: Sequence[list[Tensor | None]], cell: Cell, number: int) -> Run:
     function, args, kwargs = call.function, call.args, call.kwargs
 
-    def run() -> None:
+    def run() -> int:
         cell.value = number
+        copied = 0
         results = tensors_of(function(*args, **kwargs))
         for result, target in zip(results, targets, strict=True):
             planned = target[0]
             if result.data_ptr() != planned.data_ptr():  # type: ignore[union-attr]
                 planned.copy_(result)  # type: ignore[union-attr]
+                copied += 1
+        return copied
 
     return run

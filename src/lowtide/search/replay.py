@@ -9,28 +9,33 @@ from pathlib import Path
 
 import torch
 
-from lowtide.errors import LowtideError, UsageError
+from lowtide.errors import LowtideError
 from lowtide.fusion.kernels import kernels_for
 from lowtide.run.measure import measure_plan, plan_step
 from lowtide.run.plan import Plan
 from lowtide.run.saved import load_for
 from lowtide.search.baseline import baseline, compare_latency, compare_numbers
+from lowtide.search.estimator import Estimator
 from lowtide.search.floors import floor_of
 from lowtide.search.outcome import Limit, Outcome, SearchRecord
 from lowtide.workload import Workload
 
-__all__ = ["run_saved"]
+__all__ = ["load_compiled", "run_saved"]
 
 
-def run_saved(path: Path, workload: Workload, *, steps: int = 1, trace: Path | None = None) -> Outcome:
+def load_compiled(path: Path, workload: Workload) -> Plan:
+    """The plan in `path`, its fused groups as kernels.  Raises PlanFileError, CaptureError."""
+    plan: Plan = load_for(path, workload, Plan)
+    plan.use_kernels(kernels_for(plan.graph))
+    return plan
+
+
+def run_saved(path: Path, workload: Workload, *, steps: int = 1) -> Outcome:
     """Load the plan in `path`, compare one step with eager, measure both, then run `steps` steps.
 
     Raises PlanFileError, CaptureError, and LowtideError if the plan's numbers are not eager's.
     """
-    if trace is not None:
-        raise UsageError("--trace is not part of this version yet", remedy="leave it out")
-    plan: Plan = load_for(path, workload, Plan)
-    plan.use_kernels(kernels_for(plan.graph))
+    plan = load_compiled(path, workload)
     eager = baseline(plan.program)
     verdict = compare_numbers(eager, plan.program, plan)
     if not verdict.passed:
@@ -51,7 +56,7 @@ def run_saved(path: Path, workload: Workload, *, steps: int = 1, trace: Path | N
         latency_ratio=pairs.ratio,
         noise=pairs.eager_half_width,
         predicted_peak_bytes=plan.predicted_peak_bytes,
-        predicted_latency_s=measured.latency_s,
+        predicted_latency_s=sum(Estimator(kernels=plan.kernels).costs(plan.graph).values()),
         max_rel_error=verdict.max_rel_error,
         bit_equal=verdict.bit_equal,
         floor_bytes=floor.total_bytes,

@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lowtide.errors import UsageError
+
 if TYPE_CHECKING:
+    from lowtide.report.accuracy import Accuracy
     from lowtide.run.measure import Measurement
     from lowtide.search.driver import Frontier
     from lowtide.search.outcome import OnProgress, Outcome
@@ -19,6 +22,7 @@ __all__ = [
     "Request",
     "explain",
     "explore",
+    "judge_estimator",
     "load_workload",
     "measure",
     "measure_fresh",
@@ -132,10 +136,38 @@ def explore(
 
 
 def run_plan(file: Path, workload: Workload, *, steps: int, trace: Path | None) -> Outcome:
-    """Load a plan for a workload, run it, measure it beside eager."""
+    """Load a plan for a workload, run it, measure it beside eager; write a trace of one step."""
+    from lowtide.report import write_trace
+    from lowtide.run.measure import watch_plan
     from lowtide.search.replay import run_saved
 
-    return run_saved(file, workload, steps=steps, trace=trace)
+    outcome = run_saved(file, workload, steps=steps)
+    if trace is not None:
+        runs = watch_plan(outcome.plan, workload)
+        write_trace(outcome.plan, runs[len(runs) // 2], trace)
+    return outcome
+
+
+def judge_estimator(file: Path, spec: str | None) -> Accuracy:
+    """Run the plan in `file` and set its steps' times against what the estimator says.
+
+    `spec` names the workload; where it is absent, the one that the plan was made for, if it is bundled.
+    """
+    from lowtide.report.accuracy import accuracy_of
+    from lowtide.run.measure import watch_plan
+    from lowtide.run.saved import inspect_plan
+    from lowtide.search.replay import load_compiled
+    from lowtide.workloads import BUNDLED
+
+    name = spec or inspect_plan(file).program.workload.name
+    if spec is None and name.partition(":")[0] not in BUNDLED:
+        raise UsageError(
+            f"the plan in {file} was made for {name}, which is not bundled",
+            remedy=f"name its workload: lowtide explain {file} FILE.py:FUNCTION --estimator",
+        )
+    workload = load_workload(name)
+    plan = load_compiled(file, workload)
+    return accuracy_of(plan, watch_plan(plan, workload, runs=9))
 
 
 def explain(file: Path) -> str:

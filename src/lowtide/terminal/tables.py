@@ -11,11 +11,19 @@ from lowtide.terminal.record import MOVES
 from lowtide.units import format_bytes, format_percent, format_ratio, format_seconds
 
 if TYPE_CHECKING:
+    from lowtide.report.accuracy import Accuracy
     from lowtide.run.measure import Measurement
     from lowtide.search.driver import Frontier
     from lowtide.search.outcome import Limit, Outcome
 
-__all__ = ["limit_line", "print_frontier", "print_measurement", "print_outcome", "print_workloads"]
+__all__ = [
+    "limit_line",
+    "print_accuracy",
+    "print_frontier",
+    "print_measurement",
+    "print_outcome",
+    "print_workloads",
+]
 
 NOTHING = "-"
 HOW_TO_NAME = """\
@@ -132,6 +140,22 @@ def print_measurement(console: Console, workload: str, measurement: Measurement)
         table.add_row(name, _bytes_or_nothing(nbytes))
     table.add_row("latency", format_seconds(measurement.latency_s))
     console.print(table)
+
+
+def print_accuracy(console: Console, accuracy: Accuracy) -> None:
+    """The estimator's error by family of operators, largest share of the error first."""
+    table = Table(title="the estimator's error by family of operators", title_justify="left")
+    table.add_column("family")
+    for heading in ("steps", "predicted", "measured", "predicted / measured", "share of error"):
+        table.add_column(heading, justify="right")
+    for row in accuracy.rows:
+        times = (format_seconds(row.predicted_s), format_seconds(row.measured_s))
+        ratio = f"{row.predicted_s / row.measured_s:.2f}" if row.measured_s else NOTHING
+        table.add_row(row.family, str(row.steps), *times, ratio, format_percent(row.share))
+    console.print(table)
+    whole = accuracy.predicted_s / accuracy.measured_s if accuracy.measured_s else 0.0
+    told = f"{format_seconds(accuracy.predicted_s)} predicted, {format_seconds(accuracy.measured_s)} measured"
+    console.print(f"all steps: {told}, {whole:.2f} of measured", highlight=False, soft_wrap=True)
 
 
 def print_workloads(console: Console) -> None:
