@@ -112,7 +112,7 @@ def load(
     `loss` is only needed if it is a module with tensors of its own.  Raises PlanFileError, Stale.
     """
     plan: Plan = load_plan(path, model, optimizer, loss=loss, kind=Plan)
-    plan.use_kernels(kernels_for(plan.graph))
+    plan.use_kernels(kernels_for(plan.graph, keep=plan.recipe.derivation is not None))
     return plan
 
 

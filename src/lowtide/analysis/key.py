@@ -35,10 +35,15 @@ __all__ = ["canonical_order", "graph_key", "node_key"]
 
 
 def node_key(graph: Graph, node: Node) -> str:
-    """A digest of the operation, its arguments and the metas of its inputs; ids do not enter."""
+    """A digest of the operation, its arguments, the metas of its inputs and the layouts of its outputs.
+
+    Ids do not enter, nor do outputs that are row-major.
+    """
     metas = ";".join(spell_meta(graph.values[value].meta) for value in node.inputs)
     writes = ",".join(str(node.inputs.index(value)) for value in node.writes)
-    return _digest(f"{_spell_op(node.op)}|{metas}|{writes}")
+    made = [graph.values[value].meta for value in node.outputs]
+    laid = "" if all(meta.contiguous for meta in made) else "|" + ";".join(map(spell_meta, made))
+    return _digest(f"{_spell_op(node.op)}|{metas}|{writes}{laid}")
 
 
 def graph_key(graph: Graph) -> str:

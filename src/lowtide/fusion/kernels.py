@@ -43,17 +43,24 @@ def bodies_in(graph: Graph) -> Iterator[Graph]:
                 yield from bodies_in(body)
 
 
-def kernels_for(graph: Graph) -> dict[str, KernelCall]:
-    """Compiled forms of the fused bodies of `graph`; with a warning none where nothing can be compiled."""
-    return dict(Foundry().kernels(graph))
+def kernels_for(graph: Graph, keep: bool = False) -> dict[str, KernelCall]:
+    """Compiled forms of the fused bodies of `graph`; with a warning none where nothing can be compiled.
+
+    `keep`: as in `Foundry`.
+    """
+    return dict(Foundry(keep=keep).kernels(graph))
 
 
 @dataclass
 class Foundry:
-    """Makes kernels, each once; `made` has them by body key, None where there is none."""
+    """Makes kernels, each once; `made` has them by body key, None where there is none.
+
+    With `keep`, kernels keep what they make of weights (`Derivation`), and convolutions have kernels.
+    """
 
     threads: int = field(default_factory=torch.get_num_threads)
     made: dict[str, KernelCall | None] = field(default_factory=dict)
+    keep: bool = False
 
     def kernels(self, *graphs: Graph) -> Mapping[str, KernelCall]:
         """The kernels of all fused bodies in `graphs`."""
@@ -70,11 +77,11 @@ class Foundry:
         if find_compiler() is None:
             warnings.warn("no C++ compiler (g++ or $CXX): plans run unfused", NoCompilerWarning, stacklevel=3)
             return
-        able = {key: body for key, body in new.items() if check(body) is None}
-        library = compile_bodies(list(able.values())) if able else None
+        able = {key: body for key, body in new.items() if check(body, self.keep) is None}
+        library = compile_bodies(list(able.values()), self.keep) if able else None
         if library is not None:
             for key, kernel in zip(able, library.kernels, strict=True):
-                self.made[key] = _Compiled.of(kernel, self.threads)
+                self.made[key] = _Compiled.of(kernel, self.threads, self.keep)
 
 
 @dataclass(frozen=True)
@@ -88,18 +95,24 @@ class _Compiled:
     inplace: tuple[tuple[int, int], ...]
     tensors: tuple[int, ...]
     scalars: tuple[int, ...]
+    prepared_bytes: int
+    constants: tuple[int, ...]
+    setup_inputs: tuple[int, ...]
 
     @staticmethod
-    def of(kernel: Kernel, threads: int) -> _Compiled:
+    def of(kernel: Kernel, threads: int, keep: bool) -> _Compiled:
         signature = kernel.signature
         return _Compiled(
             kernel,
             threads,
             hashlib.sha256(f"{threads} {kernel.text}".encode()).hexdigest()[:24],
             signature.scratch_bytes(threads),
-            overlaps(lower(kernel.body)) if signature.outputs else (),
+            overlaps(lower(kernel.body, keep=keep)) if signature.outputs else (),
             signature.tensors,
             signature.scalars,
+            signature.prepared_bytes,
+            signature.constants,
+            signature.setup_inputs,
         )
 
     def bind(self, addresses: Any, numbers: Any, scratch: int) -> Callable[[], None]:
@@ -110,5 +123,15 @@ class _Compiled:
         def run() -> None:
             if function(addresses, numbers, room, count):
                 raise IndexError(f"kernel {name}: an index is outside its table")
+
+        return run
+
+    def bind_setup(self, addresses: Any, scratch: int) -> Callable[[], None]:
+        """The call that fills what the kernel keeps."""
+        setup, room = self.kernel.setup, ctypes.c_void_p(scratch)
+        assert setup is not None
+
+        def run() -> None:
+            setup(addresses, room)
 
         return run

@@ -161,6 +161,15 @@ class Hook:
         """A table whose step k + 1 owns `steps[k]`; `slots` counts the arena and the output slots."""
         return Table(self._library, steps, slots)
 
+    def glance(self, addresses: Sequence[int], spans: Sequence[int]) -> int:
+        """A hash of some words of each of the blocks of `spans` bytes: another one if contents changed as a
+        whole.
+        """
+        blocks = (ctypes.c_int64 * (2 * len(addresses)))()
+        blocks[0::2], blocks[1::2] = addresses, spans
+        found: int = self._library.lt_glance(len(addresses), blocks)
+        return found
+
     def record(self, call: Callable[[], T]) -> tuple[T, tuple[Event, ...], int]:
         """Run `call`; its result, the allocator events of this thread, bytes that other threads took."""
         self._library.lt_record_start()
@@ -280,6 +289,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "lt_table_misses": (ctypes.c_void_p, [ctypes.c_void_p]),
     "lt_enter": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
     "lt_leave": (None, [ctypes.c_void_p]),
+    "lt_glance": (ctypes.c_uint64, [ctypes.c_int64, ctypes.c_void_p]),
 }
 
 

@@ -8,6 +8,7 @@ Method.  No pickle: JSON for numbers and names, `lowtide.ir.text` for graphs, ra
     plan.json      format, versions, workload, mode       captured.txt   the graph as captured
     recipe.json    order, layout, facts, moves            graph.txt      the graph as it runs
     program.json   names, metas, result                   constants/7    bytes of value 7
+    derived.txt    the graph that makes derived weights, if there is one
 
 Errors.  PlanFileError, which says whether a file is damaged, foreign, or of a newer version.
 
@@ -20,7 +21,7 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from lowtide.analysis.lifetime import Buffer
 from lowtide.errors import PlanFileError, UsageError
 from lowtide.ir.graph import Graph, TensorMeta
 from lowtide.ir.text import parse_graph, print_graph
+from lowtide.run.derived import Derivation
 from lowtide.run.layout import Layout
 from lowtide.run.plan import Recipe
 from lowtide.run.probe import FactsTree, parse_facts, print_facts
@@ -48,7 +50,7 @@ __all__ = [
     "write_archive",
 ]
 
-FORMAT = 2
+FORMAT = 3
 
 _SIGN = "lowtide plan"
 
@@ -114,21 +116,37 @@ def reading(path: Path) -> Iterator[None]:
 
 def encode_recipe(recipe: Recipe) -> dict[str, str | bytes]:
     """The parts `graph.txt` and `recipe.json`."""
-    layout = recipe.layout
     content = {
         "order": recipe.order,
+        **_encode_layout(recipe.layout),
+        "unplaced_bytes": recipe.unplaced_bytes,
+        "bookkeeping_bytes": recipe.bookkeeping_bytes,
+        "moves": recipe.moves,
+        "rules": recipe.rules,
+        **_encode_facts(recipe.facts),
+    }
+    parts: dict[str, str | bytes] = {"graph.txt": print_graph(recipe.graph)}
+    if recipe.derivation is not None:
+        derivation = recipe.derivation
+        parts["derived.txt"] = print_graph(derivation.graph)
+        content["derived"] = {
+            "packed": derivation.packed,
+            "sequence": derivation.sequence,
+            **_encode_layout(derivation.layout),
+            **_encode_facts(derivation.facts),
+        }
+    return {**parts, "recipe.json": json.dumps(content)}
+
+
+def _encode_layout(layout: Layout) -> dict[str, Any]:
+    return {
         "buffers": [
             [b.id, b.storages, b.nbytes, b.start, b.stop, b.kind, layout.offsets.get(b.id)]
             for b in layout.buffers
         ],
         "guests": [[buffer, *place] for buffer, place in layout.guests.items()],
         "arena_bytes": layout.nbytes,
-        "unplaced_bytes": recipe.unplaced_bytes,
-        "bookkeeping_bytes": recipe.bookkeeping_bytes,
-        "moves": recipe.moves,
-        **_encode_facts(recipe.facts),
     }
-    return {"graph.txt": print_graph(recipe.graph), "recipe.json": json.dumps(content)}
 
 
 def _encode_facts(tree: FactsTree) -> dict[str, Any]:
@@ -144,23 +162,45 @@ def recipe_of(parts: Mapping[str, bytes]) -> Recipe:
     """The recipe again; raises KeyError, ValueError or TypeError for damaged parts."""
     content = json.loads(parts["recipe.json"])
     graph = graph_of(parts["graph.txt"])
-    known = [parse_facts(text) for text in content["facts"]]
-    buffers = [entry[:6] for entry in content["buffers"]]
     return Recipe(
         graph=graph,
         order=tuple(content["order"]),
-        facts={tuple(path): {node: known[k] for node, k in facts} for path, facts in content["scopes"]},
-        layout=Layout(
-            buffers=tuple(
-                Buffer(i, tuple(s), n, start, stop, kind) for i, s, n, start, stop, kind in buffers
-            ),
-            offsets={entry[0]: entry[6] for entry in content["buffers"] if entry[6] is not None},
-            nbytes=content["arena_bytes"],
-            guests={buffer: (slot, offset) for buffer, slot, offset in content.get("guests", ())},
-        ),
+        facts=_decode_facts(content),
+        layout=_decode_layout(content),
         unplaced_bytes=content["unplaced_bytes"],
         bookkeeping_bytes=content["bookkeeping_bytes"],
-        moves=tuple((kind, count) for kind, count in content["moves"]),
+        moves=_counts(content["moves"]),
+        derivation=_derivation_of(parts, content["derived"]) if "derived" in content else None,
+        rules=_counts(content["rules"]),
+    )
+
+
+def _derivation_of(parts: Mapping[str, bytes], content: Mapping[str, Any]) -> Derivation:
+    return Derivation(
+        graph_of(parts["derived.txt"]),
+        _decode_facts(content),
+        _decode_layout(content),
+        _counts(content["packed"]),
+        tuple(content["sequence"]),
+    )
+
+
+def _counts(content: Sequence[Any]) -> tuple[tuple[Any, int], ...]:
+    return tuple((key, count) for key, count in content)
+
+
+def _decode_facts(content: Mapping[str, Any]) -> FactsTree:
+    known = [parse_facts(text) for text in content["facts"]]
+    return {tuple(path): {node: known[k] for node, k in facts} for path, facts in content["scopes"]}
+
+
+def _decode_layout(content: Mapping[str, Any]) -> Layout:
+    buffers = [entry[:6] for entry in content["buffers"]]
+    return Layout(
+        buffers=tuple(Buffer(i, tuple(s), n, start, stop, kind) for i, s, n, start, stop, kind in buffers),
+        offsets={entry[0]: entry[6] for entry in content["buffers"] if entry[6] is not None},
+        nbytes=content["arena_bytes"],
+        guests={buffer: (slot, offset) for buffer, slot, offset in content["guests"]},
     )
 
 

@@ -36,7 +36,8 @@ from lowtide.ir.ops import Aten, Ref
 from lowtide.run.allocator import Hook
 from lowtide.run.bindings import Bindings, Window, fresh_output
 from lowtide.run.calls import prepare_call
-from lowtide.run.kernels import NO_KERNELS, Kernels
+from lowtide.run.derived import Derivation, Upkeep, arena_size, sources_of
+from lowtide.run.kernels import NO_KERNELS, Kernels, Setup
 from lowtide.run.layout import Layout, Location
 from lowtide.run.lower import Builder, Scope, lower_graph, program_scope
 from lowtide.run.probe import FactsTree
@@ -54,7 +55,7 @@ class ArenaExecutor:
     """Runs `graph` in `order` with the storages where `layout` says.
 
     `facts` are the arena facts of the program and its bodies; `hook` None copies what has no out= variant;
-    fused nodes whose bodies have no facts run as `kernels`.
+    fused nodes whose bodies have no facts run as `kernels`.  What `derivation` says is kept in the arena.
     Nothing is allocated before the first call of `run`.
     """
 
@@ -68,6 +69,7 @@ class ArenaExecutor:
         poison: bool = False,
         *,
         kernels: Kernels = NO_KERNELS,
+        derivation: Derivation | None = None,
     ) -> None:
         self.graph = graph
         self.order = tuple(order)
@@ -75,18 +77,21 @@ class ArenaExecutor:
         self._facts = facts
         self._hook = hook
         self._poison = poison
-        self._scope: Scope = program_scope(graph, layout, self.order)
+        self._derivation = derivation
+        self._derived = derivation.placed(layout) if derivation else {}
+        self._scope: Scope = program_scope(graph, layout, self.order, self._derived)
         self._arguments = [v for v in graph.inputs if graph.storage_of(v).role is Role.INPUT]
         self._results = [(value, self._scope.window(value)) for value in graph.outputs]
         self._slot_metas = _slot_metas(graph, layout)
         self._bindings: Bindings | None = None
         self._prepared: Prepared | None = None
+        self._upkeep: Upkeep | None = None
         self._kernels = kernels
 
     def prepare(self) -> tuple[Bindings, Prepared]:
         """Allocate the arena and build the steps, the first time."""
         if self._bindings is None or self._prepared is None:
-            nbytes = self.layout.nbytes
+            nbytes = arena_size(self.layout, self._derivation)
             # Made here, not in inference mode, so that nobody is surprised by where it can be used.
             arena = self._hook.new_arena(nbytes) if self._hook else torch.empty(nbytes, dtype=torch.uint8)
             self._bindings = Bindings(arena)
@@ -96,7 +101,12 @@ class ArenaExecutor:
 
     def release(self) -> None:
         """Give the arena back; the next call of `run` prepares again."""
-        self._bindings = self._prepared = None
+        self._bindings = self._prepared = self._upkeep = None
+
+    def refresh(self) -> None:
+        """Make what is derived from the caller's weights anew in the next call."""
+        if self._upkeep is not None:
+            self._upkeep.forget()
 
     def run(
         self,
@@ -118,6 +128,7 @@ class ArenaExecutor:
             with _undisturbed():
                 bindings.set_residents(residents)
                 bindings.set_outputs(outputs)
+                self._keep_up(residents)
                 self._run_steps(bindings, prepared, outputs, taps or {}, watch)
             with torch.no_grad():
                 return {value: _result(bindings, where, residents) for value, where in self._results}
@@ -135,6 +146,7 @@ class ArenaExecutor:
         with _undisturbed():
             bindings.set_residents(residents)
             bindings.set_outputs(outputs)
+            self._keep_up(residents)
             for _ in range(count):
                 with _serving(prepared, bindings.arena, outputs):
                     start = time.perf_counter()
@@ -173,7 +185,8 @@ class ArenaExecutor:
             ]
 
     def _build(self, bindings: Bindings) -> Prepared:
-        builder = Builder(bindings, self._facts, kernels=self._kernels)
+        kept = self._derivation.nodes_at(self.layout) if self._derivation else {}
+        builder = Builder(bindings, self._facts, kernels=self._kernels, kept=kept)
         if self._poison:
             builder.drafts.extend(_fill(bindings, *each) for each in _everything(self.layout))
             builder.mark(())
@@ -183,7 +196,31 @@ class ArenaExecutor:
             builder.drafts.extend(_fill(bindings, *each) for each in dying.get(step, ()))
 
         lower_graph(self._scope, self.order, builder, after)
+        if self._derivation is not None:
+            self._upkeep = self._upkeep_of(self._derivation, bindings, builder.setups)
         return finish(builder.drafts, self._hook, 1 + len(self.layout.slots), builder.trails)
+
+    def _upkeep_of(self, derivation: Derivation, bindings: Bindings, setups: Mapping[int, Setup]) -> Upkeep:
+        order = [each for each in derivation.sequence if each >= 0]
+        builder = Builder(bindings, derivation.facts)
+        scope = program_scope(derivation.graph, derivation.layout, derivation.sequence, self._derived)
+        counts: list[int] = []
+        lower_graph(scope, order, builder, lambda step: counts.append(len(builder.drafts)))
+        prepared = finish(builder.drafts, self._hook, 1, builder.trails)
+        runs = _interleaved(derivation.sequence, prepared, counts, setups)
+
+        def make() -> None:
+            with _serving(prepared, bindings.arena, ()):
+                for run in runs:
+                    run()
+
+        sources = sources_of(self.graph, derivation, self._kernels)
+        spans = [self.graph.values[value].meta.span_bytes for value in sources]
+        return Upkeep(sources, spans, make, self._hook)
+
+    def _keep_up(self, residents: Mapping[int, Tensor]) -> None:
+        if self._upkeep is not None:
+            self._upkeep.refresh(residents)
 
     def _run_steps(
         self,
@@ -213,6 +250,22 @@ class ArenaExecutor:
         node = self.graph.node.get(prepared.nodes[number - 1])
         place = describe_node(node) if node else "a fill of the arena"
         return f"in step {number} of {len(prepared.runs)}: {place}; earlier steps stay done, results are lost"
+
+
+def _interleaved(
+    sequence: Sequence[int], prepared: Prepared, counts: Sequence[int], setups: Mapping[int, Setup]
+) -> list[Callable[[], object]]:
+    """The preparation's steps and the kernels' packing in turn; node k of its order has those up to `counts[k]`.
+    """
+    runs: list[Callable[[], object]] = []
+    done = node = 0
+    for each in sequence:
+        if each < 0:
+            runs.append(setups[-1 - each])
+            continue
+        runs += prepared.runs[done : counts[node]]
+        done, node = counts[node], node + 1
+    return runs
 
 
 def describe_node(node: Node) -> str:

@@ -320,4 +320,24 @@ void lt_leave(Table* before) {
   here.held.clear();
 }
 
+// A hash of up to 16 words of each block, spread evenly over it; `blocks` has (address, nbytes) pairs.  Blocks
+// whose contents changed as a whole give another one.
+uint64_t lt_glance(int64_t count, const int64_t* blocks) {
+  uint64_t hash = 1469598103934665603ull;
+  for (int64_t b = 0; b < count; ++b, blocks += 2) {
+    const char* start = reinterpret_cast<const char*>(blocks[0]);
+    const int64_t last = blocks[1] - 8;
+    for (int64_t k = 0; k < 16; ++k) {
+      uint64_t word = 0;
+      if (last >= 0)
+        std::memcpy(&word, start + (last * k / 15) / 4 * 4, 8);
+      else if (k < blocks[1])
+        word = static_cast<unsigned char>(start[k]);
+      hash = (hash ^ word) * 1099511628211ull;
+      hash ^= hash >> 29;
+    }
+  }
+  return hash;
+}
+
 }  // extern "C"

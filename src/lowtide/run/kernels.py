@@ -29,7 +29,10 @@ from lowtide.ir.ops import Aten, Fused
 from lowtide.run.bindings import Bindings, Window
 from lowtide.run.calls import Call
 
-__all__ = ["NO_KERNELS", "Addresses", "KernelCall", "Kernels", "fits", "kernel_of", "kernel_step"]
+__all__ = ["NO_KERNELS", "Addresses", "KernelCall", "Kernels", "Setup", "fits", "kernel_of", "kernel_step"]
+
+Setup = Callable[[], None]
+"""Fills what a kernel keeps."""
 
 
 class Addresses:
@@ -47,7 +50,8 @@ class KernelCall(Protocol):
 
     `key` names its code; `scratch_bytes` is the scratch memory of one call; `inplace` are the (output, input)
     pairs, by position in the body, that may share memory; `tensors` and `scalars` are the inputs that it
-    takes as pointers and as numbers.
+    takes as pointers and as numbers.  With `prepared_bytes` it takes one more pointer, to that many bytes
+    that its setup fills from the inputs `constants`; a call does not read those in `setup_inputs`.
     """
 
     @property
@@ -60,9 +64,18 @@ class KernelCall(Protocol):
     def tensors(self) -> tuple[int, ...]: ...
     @property
     def scalars(self) -> tuple[int, ...]: ...
+    @property
+    def prepared_bytes(self) -> int: ...
+    @property
+    def constants(self) -> tuple[int, ...]: ...
+    @property
+    def setup_inputs(self) -> tuple[int, ...]: ...
 
     def bind(self, addresses: Any, numbers: Any, scratch: int) -> Callable[[], None]:
         """A call on ctypes arrays, whose contents may change between two calls, and an address."""
+
+    def bind_setup(self, addresses: Any, scratch: int) -> Callable[[], None]:
+        """A call that fills what the kernel keeps, on the same array."""
 
 
 Kernels = Mapping[str, KernelCall]
@@ -89,12 +102,22 @@ def _same_layout(ours: TensorMeta, theirs: TensorMeta) -> bool:
 
 
 def kernel_step(
-    kernel: KernelCall, inputs: Sequence[Window], outputs: Sequence[Window], scratch: int, bindings: Bindings
-) -> Call:
-    """A call of `kernel` on windows, with `scratch` an address."""
+    kernel: KernelCall,
+    inputs: Sequence[Window],
+    outputs: Sequence[Window],
+    scratch: int,
+    bindings: Bindings,
+    kept: int = 0,
+    setup_scratch: int = 0,
+) -> tuple[Call, Setup | None]:
+    """A call of `kernel` on windows, and its setup; scratch and what is kept are addresses."""
     operands = [*(inputs[position] for position in kernel.tensors), *outputs]
-    addresses = Addresses(len(operands))
+    addresses = Addresses(len(operands) + bool(kernel.prepared_bytes))
     for position, where in enumerate(operands):
         bindings.place(where, addresses, position)
+    setup = None
+    if kernel.prepared_bytes:
+        addresses.array[len(operands)] = kept
+        setup = kernel.bind_setup(addresses.array, setup_scratch)
     numbers = bindings.numbers(tuple(inputs[position].location.index for position in kernel.scalars))
-    return Call(kernel.bind(addresses.array, numbers, scratch), Aten("lowtide.kernel"))
+    return Call(kernel.bind(addresses.array, numbers, scratch), Aten("lowtide.kernel")), setup

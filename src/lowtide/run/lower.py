@@ -33,7 +33,7 @@ from lowtide.ir.ops import Aten, Fission, Fused, Op
 from lowtide.run.bindings import Bindings, Window
 from lowtide.run.calls import Call, from_first_element, out_variant, prepare_call, prepare_out_call
 from lowtide.run.fission_steps import PartPlan, lay_out_body, part_window, plan_part
-from lowtide.run.kernels import KernelCall, Kernels, fits, kernel_of, kernel_step
+from lowtide.run.kernels import KernelCall, Kernels, Setup, fits, kernel_of, kernel_step
 from lowtide.run.layout import Layout, Location, lay_out
 from lowtide.run.probe import FactsTree, Path, variant_of
 from lowtide.run.steps import Draft, Trail
@@ -74,14 +74,17 @@ class Scope:
 
 @dataclass
 class Builder:
-    """Collects drafts; `bindings` fills their argument slots.  `trails` says where each comes from, `at` where
-    the node is that is being lowered.
+    """Collects drafts; `bindings` fills their argument slots.  `trails` says where each
+    comes from, `at` where the node is that is being lowered; `kept` are the arena offsets of what a
+    node's kernel keeps and of scratch for filling it, which the node's `setups` do.
     """
 
     bindings: Bindings
     facts: FactsTree
     drafts: list[Draft] = field(default_factory=list)
     kernels: Kernels = field(default_factory=dict)
+    kept: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    setups: dict[int, Setup] = field(default_factory=dict)
     trails: list[Trail] = field(default_factory=list)
     at: Trail = ()
 
@@ -129,12 +132,19 @@ class Builder:
         self.drafts.append(Draft(owner, call, targets, requests))
 
 
-def program_scope(graph: Graph, layout: Layout, order: Sequence[int]) -> Scope:
-    """The scope of a whole program: the caller's values are roots of their own."""
-    storages = layout.locate()
+def program_scope(
+    graph: Graph, layout: Layout, order: Sequence[int], derived: Mapping[int, int] | None = None
+) -> Scope:
+    """The scope of a whole program: the caller's values are roots of their own; storages that are `derived`
+    from them lie at these arena offsets.
+    """
+    own = {storage: Location("arena", 0, offset) for storage, offset in (derived or {}).items()}
+    storages = {**layout.locate(), **own}
     given: dict[int, Window] = {}
     for value in graph.inputs:
         found = graph.values[value]
+        if found.storage in own:
+            continue
         kind = "host" if found.meta.device == "host" else "resident"
         given[value] = Window(Location(kind, value), found.meta)  # type: ignore[arg-type]
         start = Location(kind, value, -found.offset * found.meta.dtype.itemsize)  # type: ignore[arg-type]
@@ -232,10 +242,34 @@ def _lower_kernel(node: Node, kernel: KernelCall, scope: Scope, builder: Builder
     if not fits(node.op.body, inputs, outputs):
         raise ValueError(f"the operands of node {node.id} do not lie as its body says")
     start = builder.workspace(scope, node, kernel.scratch_bytes)
-    place = Window(Location("arena", 0, start), TensorMeta((kernel.scratch_bytes,), (1,), torch.uint8))
-    scratch = builder.bindings.fixed(place).data_ptr() if kernel.scratch_bytes else 0
-    call = kernel_step(kernel, inputs, outputs, scratch, builder.bindings)
+    scratch = _address(builder, start, kernel.scratch_bytes)
+    places = zip(
+        _kept_at(node, kernel, scope, builder), (kernel.prepared_bytes, kernel.scratch_bytes), strict=True
+    )
+    kept = [_address(builder, place, nbytes) for place, nbytes in places]
+    call, setup = kernel_step(kernel, inputs, outputs, scratch, builder.bindings, *kept)
+    builder.setups.update({node.id: setup} if setup else {})
     builder.drafts.append(Draft(node.id if scope.owner is None else scope.owner, call))
+
+
+def _address(builder: Builder, start: int, nbytes: int) -> int:
+    """Where `nbytes` at an arena offset are; nowhere if there are none."""
+    place = Window(Location("arena", 0, start), TensorMeta((nbytes,), (1,), torch.uint8))
+    return builder.bindings.fixed(place).data_ptr() if nbytes else 0
+
+
+def _kept_at(node: Node, kernel: KernelCall, scope: Scope, builder: Builder) -> tuple[int, int]:
+    """The arena offsets of what the kernel keeps, and of scratch for that.
+
+    Raises ValueError if the plan has no room for it.
+    """
+    if not kernel.prepared_bytes:
+        return 0, 0
+    if scope.path or node.id not in builder.kept:
+        raise ValueError(
+            f"the kernel of node {node.id} keeps {kernel.prepared_bytes} bytes, for which there is no room"
+        )
+    return builder.kept[node.id]
 
 
 def lower_fission(node: Node, scope: Scope, builder: Builder) -> None:

@@ -24,23 +24,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.analysis.facts import Facts, OperatorFacts, workspace_bytes
+from lowtide.analysis.facts import Facts, workspace_bytes
 from lowtide.analysis.timeline import Timeline, timeline
 from lowtide.capture.program import Program
 from lowtide.capture.recording import named_tensors
 from lowtide.errors import UsageError
 from lowtide.ir.graph import Graph, Node, Role
-from lowtide.ir.ops import Aten, Fission, Fused
+from lowtide.ir.ops import Fission, Fused
 from lowtide.place.problem import Placement
 from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.arena import ArenaExecutor, Tap
+from lowtide.run.derived import Derivation, arena_size, derivation_of, packed_by
 from lowtide.run.events import peak_bytes, record_with_profiler
 from lowtide.run.kernels import NO_KERNELS, KernelCall, Kernels, kernel_of
 from lowtide.run.layout import Layout, lay_out
-from lowtide.run.probe import FactsTree, probe, probe_tree, variant_of
+from lowtide.run.probe import FactsTree, probe_tree
 from lowtide.run.probe import Path as FactsPath
 from lowtide.run.steps import Watch
 from lowtide.run.store import ProfileStore
+from lowtide.run.unplaced import unplaced_bytes
 from lowtide.run.watching import StepRun, step_runs
 from lowtide.schedule.schedule import Schedule
 
@@ -58,7 +60,8 @@ class Recipe:
 
     `unplaced_bytes` is the most that one operator takes beside arena and results, `bookkeeping_bytes` what
     re-reading the optimizer's numbers takes before the first operator runs, `moves` counts the applied
-    transformations by kind.  `device` is the one that the plan is for.
+    transformations by kind, `rules` the algebraic ones by rule.  `derivation` is what is kept beside the
+    caller's weights.  `device` is the one that the plan is for.
     """
 
     graph: Graph
@@ -69,6 +72,8 @@ class Recipe:
     bookkeeping_bytes: int = 0
     moves: tuple[tuple[str, int], ...] = ()
     device: str = HERE
+    derivation: Derivation | None = None
+    rules: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +236,18 @@ class Plan:
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of the arena."""
-        return self.recipe.layout.nbytes
+        """Bytes of the arena, with what is kept in it."""
+        return arena_size(self.recipe.layout, self.recipe.derivation)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the arena that hold weights derived from the caller's."""
+        return self.recipe.derivation.nbytes if self.recipe.derivation else 0
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of the caller's tensors."""
-        return self.graph.resident_bytes
+        return self.graph.resident_bytes - _derived_bytes(self.recipe)
 
     @property
     def predicted_peak_bytes(self) -> int:
@@ -282,7 +292,17 @@ class Plan:
             self.hook,
             self._poison,
             kernels=self.kernels,
+            derivation=recipe.derivation,
         )
+
+    def refresh(self) -> None:
+        """Make weights that are derived from the model's anew in the next call.
+
+        Only needed where a few elements of a large weight were changed behind PyTorch's back (`p.data`,
+        NumPy): every other change is noticed.
+        """
+        with self._lock:
+            self._executor.refresh()
 
     def release(self) -> None:
         """Give the arena back; the next call allocates it again."""
@@ -325,6 +345,8 @@ def build_plan(
     poison: bool = False,
     device: str = HERE,
     kernels: Kernels = NO_KERNELS,
+    derivation: Derivation | None = None,
+    rules: Mapping[str, int] | None = None,
 ) -> Plan:
     """A plan that runs `graph` (default: as captured) in `order` (default: program order).
 
@@ -332,6 +354,8 @@ def build_plan(
     greedy if absent.  `facts` are probed if absent, and remembered in `store`.  `hook` defaults to the
     process's hook.  `poison` fills dead memory after each step: slow, for tests.
     Fused nodes run as `kernels` where there is one, else call by call.
+    `derivation` makes the inputs of `graph` that are not the program's, and what kernels keep; `rules` counts
+    the algebraic rules that were applied.
     A plan for another `device` needs `facts`, and is only for looking at.
     """
     graph = program.graph if graph is None else graph
@@ -346,12 +370,21 @@ def build_plan(
         order=steps,
         facts=tree,
         layout=lay_out(graph, steps, tree[()], placement),
-        unplaced_bytes=_foreign_bytes(tree) if hook else _unplaced_bytes(graph, tree[()], store),
+        unplaced_bytes=unplaced_bytes(graph, tree, derivation, hook, store),
         bookkeeping_bytes=_bookkeeping_bytes(program) if device == HERE else 0,
         moves=tuple(sorted((moves or {}).items())),
         device=device,
+        derivation=derivation,
+        rules=tuple(sorted((rules or {}).items())),
     )
     return Plan(program, recipe, hook, kernels=kernels, poison=poison)
+
+
+def _derived_bytes(recipe: Recipe) -> int:
+    """Bytes of the graph's inputs that lie in the arena."""
+    derived = recipe.derivation.storages if recipe.derivation else ()
+    storages = recipe.graph.storages
+    return sum(storages[storage].nbytes for storage in derived if storage in storages)
 
 
 def _suits(recipe: Recipe, kernels: Kernels) -> bool:
@@ -373,7 +406,8 @@ def _suits(recipe: Recipe, kernels: Kernels) -> bool:
                     return False
         return True
 
-    return suits(recipe.graph, ())
+    packed = recipe.derivation.packed if recipe.derivation else ()
+    return packed == packed_by(recipe.graph, kernels) and suits(recipe.graph, ())
 
 
 def _has_room(graph: Graph, node: Node, facts: Facts, kernel: KernelCall) -> bool:
@@ -385,29 +419,13 @@ def _laid_out_again(recipe: Recipe, kernels: Kernels, hook: Hook | None) -> Reci
     """The recipe with facts and places as these kernels (and no others) need them."""
     tree = probe_tree(recipe.graph, "arena", hook=hook, kernels=kernels)
     layout = lay_out(recipe.graph, recipe.order, tree[()])
-    unplaced_bytes = _foreign_bytes(tree) if hook else recipe.unplaced_bytes
-    return replace(recipe, facts=tree, layout=layout, unplaced_bytes=unplaced_bytes)
+    preparation = recipe.derivation.graph if recipe.derivation else None
+    derivation = derivation_of(recipe.graph, preparation, kernels, hook=hook)
+    beside = unplaced_bytes(recipe.graph, tree, derivation, hook, None) if hook else recipe.unplaced_bytes
+    return replace(recipe, facts=tree, layout=layout, unplaced_bytes=beside, derivation=derivation)
 
 
 def _bookkeeping_bytes(program: Program) -> int:
-    _, log = record_with_profiler(program.scalars, before=program.scalars)
+    with torch.random.fork_rng(devices=[]):  # keys of draws by counter are drawn
+        _, log = record_with_profiler(program.scalars, before=program.scalars)
     return peak_bytes(log)
-
-
-def _foreign_bytes(tree: FactsTree) -> int:
-    """What threads inside one operator take: the hook serves the calling thread only."""
-    return max((one.foreign_bytes for facts in tree.values() for one in facts.values()), default=0)
-
-
-def _unplaced_bytes(graph: Graph, facts: Facts, store: ProfileStore | None) -> int:
-    """Without a hook: the most that one operator takes beside the arena, its result to be copied included."""
-    reference = probe(graph, "reference", store=store)
-    return max((_beside(graph, node_id, facts, reference) for node_id in facts), default=0)
-
-
-def _beside(graph: Graph, node_id: int, facts: Facts, reference: Mapping[int, OperatorFacts]) -> int:
-    op = graph.node[node_id].op
-    given = sum(facts[node_id].output_bytes)
-    if isinstance(op, Aten) and variant_of(op, facts[node_id]) == "out":
-        return max(0, reference[node_id].transient_bytes - given)
-    return reference[node_id].transient_bytes

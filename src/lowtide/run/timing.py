@@ -27,6 +27,7 @@ from lowtide.ir.graph import Graph, Node, Role, Storage
 from lowtide.ir.ops import Aten, Fused
 from lowtide.run.allocator import Hook, load_hook
 from lowtide.run.arena import ArenaExecutor
+from lowtide.run.derived import only_packed
 from lowtide.run.kernels import NO_KERNELS, Kernels, kernel_of
 from lowtide.run.layout import lay_out
 from lowtide.run.operands import make_operands
@@ -112,7 +113,10 @@ class _Timer:
     def _measure(self, graph: Graph, node: Node) -> float:
         tree = probe_tree(graph, "arena", store=self.store, hook=self.hook, kernels=self.kernels)
         layout = lay_out(graph, [node.id], tree[()])
-        executor = ArenaExecutor(graph, [node.id], tree, layout, self.hook, kernels=self.kernels)
+        kept = only_packed(graph, self.kernels)
+        executor = ArenaExecutor(
+            graph, [node.id], tree, layout, self.hook, kernels=self.kernels, derivation=kept
+        )
         operands = dict(zip(node.inputs, make_operands(graph, node), strict=True))
         scalars = {value: operand for value, operand in operands.items() if isinstance(operand, float)}
         tensors = {value: operand for value, operand in operands.items() if value not in scalars}

@@ -103,7 +103,7 @@ def _measure(spec: str, threads: int, seconds: float, plan: str | None = None) -
     workload = load_workload(spec)
     loaded = load_for(plan, workload) if plan is not None else None
     if loaded is not None:
-        loaded.use_kernels(kernels_for(loaded.graph))
+        loaded.use_kernels(kernels_for(loaded.graph, keep=loaded.recipe.derivation is not None))
     step = plan_step(loaded, workload) if loaded is not None else partial(run_step, workload)
     step()
     if loaded is not None:

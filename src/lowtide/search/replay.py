@@ -26,7 +26,7 @@ __all__ = ["load_compiled", "run_saved"]
 def load_compiled(path: Path, workload: Workload) -> Plan:
     """The plan in `path`, its fused groups as kernels.  Raises PlanFileError, CaptureError."""
     plan: Plan = load_for(path, workload, Plan)
-    plan.use_kernels(kernels_for(plan.graph))
+    plan.use_kernels(kernels_for(plan.graph, keep=plan.recipe.derivation is not None))
     return plan
 
 

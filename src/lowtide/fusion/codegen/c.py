@@ -18,6 +18,7 @@ Stages are separated by barriers; nothing is allocated.  Signature of a kernel, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -49,7 +50,8 @@ class Source:
     """C++ text of one kernel and what a caller has to provide.
 
     `shared_bytes` + threads * `thread_bytes` is the scratch it needs; `points` the size of its largest loop.
-    `prepared_bytes`: what its second function, ``NAME_prepare``, makes of constants, once.
+    `prepared_bytes`: what its second function, ``NAME_prepare``, makes of constants, once; `setup_inputs` are
+    the positions of inputs that only that function reads.
     """
 
     text: str
@@ -61,6 +63,7 @@ class Source:
     inplace: tuple[tuple[int, int], ...]
     prepared_bytes: int = 0
     uses_windows: bool = False
+    setup_inputs: tuple[int, ...] = ()
 
 
 def emit_kernel(name: str, lowered: Lowered) -> Source:
@@ -88,7 +91,14 @@ def emit_kernel(name: str, lowered: Lowered) -> Source:
         _inplace(stages, lowered),
         writer.prepared_bytes,
         writer.uses_windows,
+        _setup_inputs(lowered, writer) if writer.prepared_bytes else (),
     )
+
+
+def _setup_inputs(lowered: Lowered, writer: Writer) -> tuple[int, ...]:
+    """Positions of the constants whose names no line of the kernel itself mentions."""
+    read = set(re.findall(r"\bi\d+\b", "\n".join(writer.lines)))
+    return tuple(sorted(int(name[1:]) for name in lowered.kernel.constants if name not in read))
 
 
 def _prepare(lowered: Lowered, writer: Writer) -> None:

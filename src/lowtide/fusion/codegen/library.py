@@ -49,7 +49,8 @@ class Signature:
     `tensors` and `scalars` are positions in ``body.inputs``; `outputs` counts ``body.outputs``.  An output
     may take the memory of an input for the (output, input) pairs in `inplace`.  If `prepared_bytes`, one more
     pointer follows the outputs: a buffer of that size, aligned to 64, which `Kernel.prepare` fills from the
-    inputs in `constants` (positions in ``body.inputs``) before the first call and whenever they changed.
+    inputs in `constants` (positions in ``body.inputs``) before the first call and whenever they changed; a
+    call does not read those in `setup_inputs`.
     """
 
     tensors: tuple[int, ...]
@@ -61,6 +62,7 @@ class Signature:
     points: int
     prepared_bytes: int = 0
     constants: tuple[int, ...] = ()
+    setup_inputs: tuple[int, ...] = ()
 
     def scratch_bytes(self, threads: int) -> int:
         """Scratch memory of one call that may use `threads` threads."""
@@ -151,6 +153,7 @@ def _signature(body: Graph, source: Source) -> Signature:
         source.points,
         source.prepared_bytes,
         tuple(k for k, v in enumerate(body.inputs) if body.storage_of(v).role is Role.CONST),
+        source.setup_inputs,
     )
 
 
