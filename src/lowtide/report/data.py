@@ -159,7 +159,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Bytes that the caller owns before, during and after the step, by role."""
+    """Bytes that exist before, during and after the step, by role: the caller's, and what is kept of them."""
 
     role: str
     nbytes: int
@@ -183,9 +183,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The bytes under which no plan of these moves can go, and the node that makes them.
+    """The bytes under which no plan goes that runs every operator whole, and the node that makes them.
 
-    `parts` are what the node needs at once, resident bytes apart, as (what, bytes).
+    `parts` are what the node needs at once, resident bytes apart, as (what, bytes); `least` is what the
+    smallest plan that was found needs, where splitting an operator takes it under the floor.
     """
 
     nbytes: int
@@ -193,6 +194,7 @@ class Floor:
     module: str = ""
     source: str = ""
     parts: tuple[tuple[str, int], ...] = ()
+    least: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,8 @@ class ReportData:
     """Everything that a report shows.
 
     `latency_ratio` is the median over interleaved pairs, where it was measured; `settings` and `versions`
-    are printed as they are, in order; `command` reproduces the run.
+    are printed as they are, in order; `command` reproduces the run.  `kept_bytes` of the arena hold weights
+    that are derived from the caller's.
     """
 
     workload: str
@@ -256,6 +259,7 @@ class ReportData:
     points: tuple[Point, ...] = ()
     opaque: tuple[str, ...] = ()
     command: str = ""
+    kept_bytes: int = 0
     settings: tuple[tuple[str, str], ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
 

@@ -232,16 +232,17 @@ def floor_sentence(data: ReportData) -> str:
     if floor.operator:
         text += f", and {_place(floor)} needs {format_bytes(max(0, floor.nbytes - resident))} at once"
     if splits_under_floor(data):
-        return (
-            f"With every operator whole: {text}. This plan is below that, because it runs a region in parts."
-        )
+        least = "" if floor.least is None else f" The smallest plan found needs {format_bytes(floor.least)}."
+        return f"With every operator whole: {text}. A plan that runs a region in parts can go below.{least}"
     return f"No order, placement or recomputation goes under {format_bytes(floor.nbytes)}: {text}."
 
 
 def splits_under_floor(data: ReportData) -> bool:
-    """Whether the plan lies under the floor of whole operators."""
+    """Whether this plan, or another that was found, lies under the floor of whole operators."""
+    if data.floor is None:
+        return False
     peak = data.plan.peak_bytes or data.plan_predicted.peak_bytes
-    return data.floor is not None and peak is not None and peak < data.floor.nbytes
+    return data.floor.least is not None or (peak is not None and peak < data.floor.nbytes)
 
 
 def _place(floor: Floor) -> str:

@@ -43,7 +43,6 @@ __all__ = [
     "watch_plan",
 ]
 
-_WARM_UPS = 2
 _MOST_RUNS = 15
 _LEAST_RUNS = 3
 _PAIRS = 31
@@ -81,16 +80,18 @@ class LatencyPairs:
         return self.ratio <= limit + min(0.02, self.eager_half_width)
 
 
-def measure_eager(workload: Workload, *, seconds: float = 20.0) -> Measurement:
+def measure_eager(workload: Workload, *, seconds: float = 10.0) -> Measurement:
     """The user's own step.  `seconds` bounds the timed runs, not the first three."""
     with preserved(workload):
         return _measure(lambda: run_step(workload), workload, 0, seconds)
 
 
-def measure_plan(plan: Plan, workload: Workload, *, seconds: float = 20.0) -> Measurement:
-    """The plan's step on the workload's own arguments."""
+def measure_plan(
+    plan: Plan, workload: Workload, *, seconds: float = 20.0, brief: bool = False
+) -> Measurement:
+    """The plan's step on the workload's own arguments; `brief` for one that has run: bytes, and one time."""
     with preserved(workload):
-        return _measure(plan_step(plan, workload), workload, plan.arena_bytes, seconds)
+        return _measure(plan_step(plan, workload), workload, plan.arena_bytes, seconds, brief)
 
 
 def watch_plan(plan: Plan, workload: Workload, *, runs: int = 5) -> list[tuple[StepRun, ...]]:
@@ -108,15 +109,18 @@ def plan_step(plan: Plan, workload: Workload) -> Callable[[], Any]:
     return lambda: plan(*workload.args, **workload.kwargs)
 
 
-def _measure(step: Callable[[], Any], workload: Workload, arena_bytes: int, seconds: float) -> Measurement:
-    for _ in range(_WARM_UPS - 1):
+def _measure(
+    step: Callable[[], Any], workload: Workload, arena_bytes: int, seconds: float, brief: bool = False
+) -> Measurement:
+    if not brief:  # the third step is recorded, and a second one runs before it
         step()
     result, log = record_with_profiler(step, before=step)
     del result
     held = resident_bytes(workload)
     times: list[float] = []
+    least, most = (1, 1) if brief else (_LEAST_RUNS, _MOST_RUNS)
     stop = time.perf_counter() + seconds
-    while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.perf_counter() < stop):
+    while len(times) < least or (len(times) < most and time.perf_counter() < stop):
         times.append(_time(step))
     return Measurement(
         resident_bytes=held,
@@ -128,17 +132,22 @@ def _measure(step: Callable[[], Any], workload: Workload, arena_bytes: int, seco
 
 
 def measure_pairs(
-    plan: Plan, workload: Workload, *, seconds: float = 60.0, pairs: int = _PAIRS
+    plan: Plan, workload: Workload, *, seconds: float = 60.0, pairs: int = _PAIRS, brief: bool = False
 ) -> LatencyPairs:
-    """Plan against eager in interleaved rounds; at least 5, fewer than `pairs` once `seconds` are over."""
+    """Plan against eager in interleaved rounds, fewer than `pairs` once `seconds` are over.
+
+    At least 3 after one that does not count; `brief`, for steps that have just run: at least one.
+    """
+    least = 1 if brief else _LEAST_RUNS
     with preserved(workload) as start:
         eager, ours = functools.partial(run_step, workload), plan_step(plan, workload)
-        eager()
-        ours()
-        start.restore()
+        if not brief:
+            eager()
+            ours()
+            start.restore()
         rounds: list[tuple[float, float, float]] = []
         stop = time.perf_counter() + seconds
-        while len(rounds) < 5 or (len(rounds) < pairs and time.perf_counter() < stop):
+        while len(rounds) < least or (len(rounds) < pairs and time.perf_counter() < stop):
             rounds.append((_time(eager), _time(ours), _time(eager)))
     return LatencyPairs(
         ratio=statistics.median(2 * mine / (first + second) for first, mine, second in rounds),

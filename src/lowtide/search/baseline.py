@@ -29,6 +29,9 @@ __all__ = ["baseline", "compare_latency", "compare_numbers", "unpaired"]
 AMPLE = 2.0
 """Where this many times the assumed peak is free, eager is run without a closer look."""
 
+LONG_SECONDS, BRIEF_SECONDS = 60.0, 5.0
+"""How long a plan is compared with eager: one that is returned, and one that may not be."""
+
 MARGIN = 1.05
 """What the allocator does not show (workspace of libraries, threads' stacks), as a factor on the peak."""
 
@@ -57,16 +60,27 @@ def _predicted(graph: Graph) -> Estimate:
 
 
 def compare_numbers(eager: Measurement | Estimate, program: Program, plan: Plan) -> Verdict:
-    """The plan's step against eager's, or against the captured graph where eager does not fit."""
+    """The plan's step against eager's, or against the captured graph where eager does not fit or draws other
+    random numbers.
+    """
     return verify(program, plan, eager_fits=isinstance(eager, Measurement))
 
 
 def compare_latency(
-    eager: Measurement | Estimate, program: Program, plan: Plan, measured: Measurement
+    eager: Measurement | Estimate,
+    program: Program,
+    plan: Plan,
+    measured: Measurement,
+    *,
+    brief: bool = False,
 ) -> LatencyPairs:
-    """Interleaved pairs with eager, or the plan's measured time to eager's predicted one (no pairs then)."""
+    """Interleaved pairs with eager for a minute at most (`brief`: five seconds, one pair at least), or,
+    without pairs, the plan's measured time to eager's predicted one.
+    """
     if isinstance(eager, Measurement):
-        return measure_pairs(plan, program.workload)
+        return measure_pairs(
+            plan, program.workload, seconds=BRIEF_SECONDS if brief else LONG_SECONDS, brief=brief
+        )
     return unpaired(eager, measured)
 
 

@@ -7,6 +7,10 @@ Method.  Where the target device is here, facts and times are measured once per 
 on disk and in memory; for a device that is not here, facts are assumed and times come from the roofline.
 Fission nodes are priced from their bodies.
 
+Fusing comes last, on the graph as it will run, but what it will save has to be known when it is decided what
+to recompute: `prices` are costs with each operator's share of the kernel that it was fused into when nothing
+was split or recomputed (`Fuser.shares`).
+
 Not done here: what a plan as a whole costs beyond its nodes (`promise.py` corrects that after measuring).
 """
 
@@ -40,6 +44,7 @@ class Estimator:
     device: Device | None = None
     store: ProfileStore = field(default_factory=ProfileStore.default)
     kernels: Kernels = field(default_factory=dict)
+    shares: dict[int, float] = field(default_factory=dict)
 
     def facts(self, graph: Graph) -> Facts:
         """What each node allocates as the arena executor runs it; kept with the graph."""
@@ -63,6 +68,10 @@ class Estimator:
             found = self._profile(graph) if measured else roofline_costs(graph, self.device)  # type: ignore[arg-type]
             graph.memo[("costs", id(self))] = found
         return found  # type: ignore[return-value]
+
+    def prices(self, graph: Graph) -> dict[int, float]:
+        """Expected seconds of each node once its graph is fused; parts of a node have its share."""
+        return {node: seconds * self.shares.get(node, 1.0) for node, seconds in self.costs(graph).items()}
 
 
 def _assumed(graph: Graph) -> dict[int, OperatorFacts]:

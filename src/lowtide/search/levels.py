@@ -170,7 +170,7 @@ def _open(
     runs = graph if as_run is None else as_run(graph)
     order = [node.id for node in runs.nodes]
     delivered = None if as_run is None else frozenset(graph.values[out].storage for out in graph.outputs)
-    mirror = build_mirror(runs, order, estimator.facts(runs), estimator.costs(runs), late, delivered)
+    mirror = build_mirror(runs, order, estimator.facts(runs), estimator.prices(runs), late, delivered)
     allowed = remat.recomputable(graph, late)
     search = Recomputation(
         mirror,
@@ -272,10 +272,10 @@ def _variant(opening: _Opening, graph: Graph, node: Node, candidate: SplitCandid
         top = level.search.points[0].peak_bytes
         level.search.sweep(top // 16, opening.halted)
     lone = alone(graph, node)
-    costs = [sum(opening.estimator.costs(each).values()) for each in op.bodies]
-    whole_s = opening.estimator.costs(lone)[node.id]
+    apart = [sum(opening.estimator.costs(each).values()) for each in op.bodies]
+    merging_s = max(0.0, opening.estimator.costs(lone)[node.id] - sum(apart[part.body] for part in op.parts))
+    costs = [sum(opening.estimator.prices(each).values()) for each in op.bodies]
     parts_s = sum(costs[part.body] for part in op.parts)
-    merging_s = max(0.0, whole_s - parts_s)
     return Variant(candidate, op, level, parts_s / costs[0] if costs[0] else len(op.parts), merging_s)
 
 
