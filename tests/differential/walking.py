@@ -27,7 +27,6 @@ from tests.issues.test_python_side_effects_in_plans import Buffered, Rebinds
 from tests.issues.test_routing_in_parts import Capacity
 
 from lowtide.analysis.facts import Facts
-from lowtide.analysis.lifetime import lifetimes
 from lowtide.analysis.region import before
 from lowtide.capture import Program
 from lowtide.fusion.planner import plan_blocks
@@ -247,7 +246,7 @@ def shuffled(graph: Graph, source: random.Random) -> tuple[int, ...]:
 
 def scattered(graph: Graph, order: tuple[int, ...], facts: Facts, source: random.Random) -> Placement:
     """Blocks in random order, each at the lowest offset that is free, or some way above it."""
-    problem = placement_problem(lifetimes(graph, order, facts, inplace=True))
+    problem = placement_problem(graph, order, facts)
     blocks = source.sample(problem.blocks, len(problem.blocks))
     offsets: dict[int, int] = {}
     for block in blocks:

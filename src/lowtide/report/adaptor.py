@@ -119,8 +119,16 @@ def _eager_trace(graph: Graph, facts: Facts, price: Price | None) -> Trace:
 
 def plan_trace(plan: Plan, price: Price | None) -> Trace:
     """What a plan does with memory, step by step; with the estimator's `price` also for how long."""
-    recipe, offsets = plan.recipe, plan.placement.offsets
-    return trace(recipe.graph, recipe.order, recipe.facts, inplace=True, offsets=offsets, price=price)
+    recipe, layout = plan.recipe, plan.recipe.layout
+    return trace(
+        recipe.graph,
+        recipe.order,
+        recipe.facts,
+        inplace=True,
+        offsets=layout.offsets,
+        pieces=layout.pieces,
+        price=price,
+    )
 
 
 def _figures(measured: Measurement | Estimate, arena_bytes: int | None) -> Figures:

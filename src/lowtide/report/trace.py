@@ -32,6 +32,7 @@ from lowtide.ir.graph import Graph, Node, Role
 from lowtide.ir.ops import Aten, Fission, Fused, Load, Op, Scalar, Store
 from lowtide.report.data import Block, Curve, Holder, Resident, Step
 from lowtide.run.fission_steps import lay_out_body
+from lowtide.run.layout import Piece
 from lowtide.run.probe import FactsTree, Path
 from lowtide.run.steps import Trail
 
@@ -74,20 +75,22 @@ def trace(
     *,
     inplace: bool = False,
     offsets: Mapping[int, int] | None = None,
+    pieces: Sequence[Piece] = (),
     price: Price | None = None,
 ) -> Trace:
-    """Trace `graph` in `order` with the facts in `tree`; `offsets` is by Buffer id.
+    """Trace `graph` in `order` with the facts in `tree`; `offsets` is by the id of Buffers and `pieces`.
 
-    Only Buffers with an offset become blocks: what is handed to the caller is not in the arena.  A Fission
-    whose bodies have no facts in `tree` stays closed.
+    Only what has an offset becomes a block: what is handed to the caller is not in the arena, and temporaries
+    are drawn one by one (those of a step may share bytes with its result).  A Fission whose bodies have no
+    facts in `tree` stays closed.
     """
     walk = _Walk(tree, price or (lambda graph: {}), _opens_all(graph))
     buffers = lifetimes(graph, order, tree[()], inplace)
-    walk.enter(_Run(graph, tuple(order), (), buffers, offsets or {}))
+    walk.enter(_Run(graph, tuple(order), (), buffers, offsets or {}, pieces=pieces))
     curve = Curve(tuple(walk.steps), graph.resident_bytes)
     peak = curve.peak_step
     at_peak = (span for span in walk.spans if span.start <= peak < span.stop and span.nbytes)
-    blocks = tuple(span.block() for span in walk.spans if span.offset is not None)
+    blocks = tuple(span.block() for span in (*walk.spans, *walk.pieces) if span.offset is not None)
     holders = tuple(span.holder() for span in at_peak)
     return Trace(curve, blocks, holders, tuple(walk.trails), tuple(walk.families), walk.merging_s)
 
@@ -115,6 +118,8 @@ class _Run:
     above_bytes: int = 0
     part: str = ""
     trail: Trail = ()
+
+    pieces: Sequence[Piece] = field(default=(), kw_only=True)
 
     def live(self) -> list[int]:
         """Bytes of its Buffers per step; what a body hands out belongs to the graph around it."""
@@ -160,6 +165,7 @@ class _Walk:
     opens_all: bool
     steps: list[Step] = field(default_factory=list)
     spans: list[_Span] = field(default_factory=list)
+    pieces: list[_Span] = field(default_factory=list)
     trails: list[Trail] = field(default_factory=list)
     families: list[str] = field(default_factory=list)
     merging_s: float = 0.0
@@ -187,7 +193,11 @@ class _Walk:
                 continue
             maker = _maker(run.graph, nodes[buffer.start], buffer)
             span = (starts[buffer.start], starts[buffer.stop])
-            self.spans.append(_Span(maker, buffer.nbytes, *span, kinds.of(buffer), _offset(run, buffer)))
+            self.spans.append(_Span(maker, buffer.nbytes, *span, kinds.of(buffer), _offset(run, buffer.id)))
+        for piece in run.pieces:
+            span = (starts[piece.step], starts[piece.step + 1])
+            offset = _offset(run, piece.id)
+            self.pieces.append(_Span(nodes[piece.step], piece.group.nbytes, *span, "workspace", offset))
 
     def _append(self, step: Step, trail: Trail, op: Op) -> None:
         self.steps.append(step)
@@ -215,7 +225,7 @@ class _Walk:
         assert isinstance(node.op, Fission)
         ways = deliveries(run.graph, node)
         workspace = next((b for b in run.buffers if b.kind == "workspace" and b.start == k), None)
-        place = None if workspace is None else _offset(run, workspace)
+        place = None if workspace is None else _offset(run, workspace.id)
         for number, part in enumerate(node.op.parts):
             path = (*run.path, node.id, part.body)
             layout = lay_out_body(node.op.bodies[part.body], ways, self.tree[path])
@@ -223,7 +233,8 @@ class _Walk:
             order = tuple(inner.id for inner in body)
             name = f"part {number + 1} of {len(node.op.parts)}"
             trail = (*run.trail, k, number)
-            inner = _Run(body, order, path, layout.buffers, layout.offsets, place, base, name, trail)
+            place_of = (layout.buffers, layout.offsets, place, base, name, trail)
+            inner = _Run(body, order, path, *place_of, pieces=layout.pieces)
             if number and not self.opens_all:
                 self._close(node, inner)
             else:
@@ -254,10 +265,10 @@ def _workspace(run: _Run, k: int) -> int:
     return sum(buffer.nbytes for buffer in run.buffers if buffer.kind == "workspace" and buffer.start == k)
 
 
-def _offset(run: _Run, buffer: Buffer) -> int | None:
-    if run.place is None or buffer.id not in run.offsets:
+def _offset(run: _Run, number: int) -> int | None:
+    if run.place is None or number not in run.offsets:
         return None
-    return run.place + run.offsets[buffer.id]
+    return run.place + run.offsets[number]
 
 
 def _phase(node: Node) -> str:

@@ -33,9 +33,10 @@ from lowtide.errors import PlanFileError, UsageError
 from lowtide.ir.graph import Graph, TensorMeta
 from lowtide.ir.text import parse_graph, print_graph
 from lowtide.run.derived import Derivation
-from lowtide.run.layout import Layout
+from lowtide.run.layout import Layout, Piece
 from lowtide.run.plan import Recipe
 from lowtide.run.probe import FactsTree, parse_facts, print_facts
+from lowtide.run.temps import Group
 
 __all__ = [
     "FORMAT",
@@ -144,6 +145,11 @@ def _encode_layout(layout: Layout) -> dict[str, Any]:
             [b.id, b.storages, b.nbytes, b.start, b.stop, b.kind, layout.offsets.get(b.id)]
             for b in layout.buffers
         ],
+        "pieces": [
+            [p.id, p.step, p.group.temps, p.group.offsets, p.group.nbytes, p.group.start, p.group.stop]
+            for p in layout.pieces
+        ],
+        "piece_offsets": [[p.id, layout.offsets[p.id]] for p in layout.pieces if p.id in layout.offsets],
         "guests": [[buffer, *place] for buffer, place in layout.guests.items()],
         "arena_bytes": layout.nbytes,
     }
@@ -198,9 +204,16 @@ def _decode_layout(content: Mapping[str, Any]) -> Layout:
     buffers = [entry[:6] for entry in content["buffers"]]
     return Layout(
         buffers=tuple(Buffer(i, tuple(s), n, start, stop, kind) for i, s, n, start, stop, kind in buffers),
-        offsets={entry[0]: entry[6] for entry in content["buffers"] if entry[6] is not None},
+        offsets={
+            **{entry[0]: entry[6] for entry in content["buffers"] if entry[6] is not None},
+            **dict(content["piece_offsets"]),
+        },
         nbytes=content["arena_bytes"],
         guests={buffer: (slot, offset) for buffer, slot, offset in content["guests"]},
+        pieces=tuple(
+            Piece(number, step, Group(tuple(temps), tuple(offsets), *rest))
+            for number, step, temps, offsets, *rest in content["pieces"]
+        ),
     )
 
 

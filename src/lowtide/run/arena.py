@@ -255,8 +255,7 @@ class ArenaExecutor:
 def _interleaved(
     sequence: Sequence[int], prepared: Prepared, counts: Sequence[int], setups: Mapping[int, Setup]
 ) -> list[Callable[[], object]]:
-    """The preparation's steps and the kernels' packing in turn; node k of its order has those up to `counts[k]`.
-    """
+    """The preparation's steps and the kernels' packing in turn; node k of its order has those up to `counts[k]`."""
     runs: list[Callable[[], object]] = []
     done = node = 0
     for each in sequence:
@@ -357,14 +356,11 @@ def _dying_at(layout: Layout) -> dict[int, list[tuple[Location, int]]]:
     """Step -> the places and bytes of the Buffers whose last use it is."""
     found: dict[int, list[tuple[Location, int]]] = {}
     for buffer in layout.buffers:
-        if buffer.kind == "output" or not buffer.nbytes:
+        place = layout.place(buffer.id)
+        if place is None or not buffer.nbytes:  # a result, or temporaries, whose bytes may be a result's
             continue
-        if buffer.id in layout.guests:
-            place = Location("output", *layout.guests[buffer.id])
-            room = layout.slots[place.index - 1].nbytes - place.offset_bytes
-        else:
-            place = Location("arena", 0, layout.offsets[buffer.id])
-            room = layout.nbytes - place.offset_bytes
+        whole = layout.slots[place.index - 1].nbytes if place.kind == "output" else layout.nbytes
+        room = whole - place.offset_bytes
         found.setdefault(buffer.stop - 1, []).append((place, min(align(buffer.nbytes), room)))
     return found
 

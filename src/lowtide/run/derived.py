@@ -35,7 +35,7 @@ from lowtide.ir.graph import Graph, Node, Role, Storage
 from lowtide.place.greedy import place_greedy
 from lowtide.run.allocator import Hook
 from lowtide.run.kernels import KernelCall, Kernels, kernel_of
-from lowtide.run.layout import Layout, placement_problem
+from lowtide.run.layout import Layout, problem_of, tenants_of
 from lowtide.run.probe import FactsTree, probe_tree
 from lowtide.run.store import ProfileStore
 from lowtide.run.temps import align
@@ -127,10 +127,12 @@ def derivation_of(
     sequence = _sequence(source, readers)
     kept = _with_outputs(source, _read_in_steps(graph, kernels))
     buffers = _buffers(kept, tree[()], sequence, readers, _scratch(graph, kernels))
-    problem = placement_problem(buffers, {})
+    tenants = tenants_of(kept, sequence, tree[()], buffers)
+    problem = problem_of(tenants, {})
     offsets = dict(place_greedy(problem).offsets) if problem.blocks else {}
     end = max((offsets[block.id] + block.nbytes for block in problem.blocks), default=0)
-    return Derivation(source, tree, Layout(buffers, offsets, end), packed, sequence)
+    layout = Layout(buffers, offsets, end, pieces=tenants.pieces)
+    return Derivation(source, tree, layout, packed, sequence)
 
 
 def only_packed(graph: Graph, kernels: Kernels) -> Derivation | None:

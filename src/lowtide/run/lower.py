@@ -50,8 +50,9 @@ class Scope:
     """Where the storages of `graph` lie.
 
     `given` are windows of values that are not simply storage + offset (a body's inputs); `workspaces` are
-    arena offsets by node; `owner` is the program's node that steps belong to (None: each its own); `trail` is
-    where the graph is a body, None for one whose steps are all its node's.
+    arena offsets by node, `temps` the places of operators' temporaries; `owner` is the program's node that
+    steps belong to (None: each its own); `trail` is where the graph is a body, None for one whose steps are
+    all its node's.
     """
 
     graph: Graph
@@ -59,6 +60,7 @@ class Scope:
     storages: Mapping[int, Location]
     workspaces: Mapping[int, int]
     given: Mapping[int, Window] = field(default_factory=dict)
+    temps: Mapping[int, Sequence[Location]] = field(default_factory=dict)
     owner: int | None = None
     trail: Trail | None = ()
 
@@ -127,7 +129,8 @@ class Builder:
         """Append a step; `outputs` are the (slot, offset) of the storages that its results back."""
         facts = self.facts_of(scope, node)
         assert isinstance(node.op, Aten)
-        requests = plan_requests(node.op, facts, scope.workspaces.get(node.id, 0), outputs)
+        temps = [_slot(place) for place in scope.temps.get(node.id, ())]
+        requests = plan_requests(facts, temps, outputs)
         owner = node.id if scope.owner is None else scope.owner
         self.drafts.append(Draft(owner, call, targets, requests))
 
@@ -149,7 +152,7 @@ def program_scope(
         given[value] = Window(Location(kind, value), found.meta)  # type: ignore[arg-type]
         start = Location(kind, value, -found.offset * found.meta.dtype.itemsize)  # type: ignore[arg-type]
         storages.setdefault(found.storage, start)
-    return Scope(graph, (), storages, layout.workspaces(order), given)
+    return Scope(graph, (), storages, layout.workspaces(order), given, layout.temps(order))
 
 
 def lower_graph(scope: Scope, order: Sequence[int], builder: Builder, after: Callable[[int], None]) -> None:
@@ -187,7 +190,7 @@ def lower_aten(node: Node, scope: Scope, builder: Builder) -> None:
     targets: list[list[Tensor | None]] = [[None] for _ in node.outputs]
     for target, value in zip(targets, node.outputs, strict=True):
         builder.bindings.place(scope.window(value), target, 0)
-    builder.add(node, scope, call, targets, [_slot(scope, value) for value in node.outputs])
+    builder.add(node, scope, call, targets, [_slot_of(scope, value) for value in node.outputs])
 
 
 def _lower_out(node: Node, op: Aten, scope: Scope, builder: Builder) -> None:
@@ -202,10 +205,13 @@ def _lower_out(node: Node, op: Aten, scope: Scope, builder: Builder) -> None:
     builder.add(node, scope, call)
 
 
-def _slot(scope: Scope, value: int) -> tuple[int, int]:
-    """Slot number and offset of the storage of an output, as the hook counts them."""
-    location = scope.storages[scope.graph.values[value].storage]
-    return (location.index if location.kind == "output" else 0, location.offset_bytes)
+def _slot_of(scope: Scope, value: int) -> tuple[int, int]:
+    return _slot(scope.storages[scope.graph.values[value].storage])
+
+
+def _slot(place: Location) -> tuple[int, int]:
+    """Slot number and offset of a storage or temporary, as the hook counts them."""
+    return place.index if place.kind == "output" else 0, place.offset_bytes
 
 
 def lower_fused(node: Node, scope: Scope, builder: Builder) -> None:
@@ -328,12 +334,21 @@ def body_scope(
     storages = {
         storage: place.shifted(base) for storage, place in layout.locate().items() if place.kind == "arena"
     }
-    for buffer in layout.slots:  # what a result takes over lies where the result does
-        outer = next(around[storage] for storage in buffer.storages if storage in around)
+    slots = [next(around[each] for each in buffer.storages if each in around) for buffer in layout.slots]
+    for buffer, outer in zip(layout.slots, slots, strict=True):  # what a result takes over lies where it does
         storages.update(dict.fromkeys(buffer.storages, outer))
     storages |= around
     workspaces = {node: offset + base for node, offset in layout.workspaces(order).items()}
-    return Scope(body, path, storages, workspaces, given, owner, None)
+    temps = {
+        node: [
+            place.shifted(base)
+            if place.kind == "arena"
+            else slots[place.index - 1].shifted(place.offset_bytes)
+            for place in places
+        ]
+        for node, places in layout.temps(order).items()
+    }
+    return Scope(body, path, storages, workspaces, given, temps, owner, None)
 
 
 Lowering = Callable[[Node, Scope, Builder], None]

@@ -221,7 +221,7 @@ class Plan:
 
     @property
     def placement(self) -> Placement:
-        """Arena offsets by Buffer id."""
+        """Arena offsets by the id of Buffers and of pieces of workspace."""
         return Placement(self.recipe.layout.offsets, self.recipe.layout.nbytes)
 
     @property
@@ -350,8 +350,8 @@ def build_plan(
 ) -> Plan:
     """A plan that runs `graph` (default: as captured) in `order` (default: program order).
 
-    `placement` gives arena offsets by Buffer id of ``lifetimes(graph, order, facts[()], inplace=True)``;
-    greedy if absent.  `facts` are probed if absent, and remembered in `store`.  `hook` defaults to the
+    `placement` gives arena offsets by block id of ``placement_problem(graph, order, facts[()])``; greedy if
+    absent.  `facts` are probed if absent, and remembered in `store`.  `hook` defaults to the
     process's hook.  `poison` fills dead memory after each step: slow, for tests.
     Fused nodes run as `kernels` where there is one, else call by call.
     `derivation` makes the inputs of `graph` that are not the program's, and what kernels keep; `rules` counts

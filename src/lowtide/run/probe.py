@@ -11,7 +11,7 @@ for memory that the allocator does not see.
 
   reference   the call as the reference executor makes it: everything comes from the allocator;
   arena       as the arena executor makes it: results in place (out= variant) or served by the hook,
-              temporaries packed into a workspace of the arena.  `variant_of` reads from the facts
+              temporaries in the arena as well.  `variant_of` reads from the facts
               which of the two it is, so that executor and probe cannot disagree;
   assumed     nothing runs: what the graph implies, for a device that is not here.
 
@@ -52,7 +52,7 @@ from lowtide.run.layout import lay_out
 from lowtide.run.operands import make_operands, window
 from lowtide.run.resident import NOISE_BYTES, high_water
 from lowtide.run.store import ProfileStore, machine_key
-from lowtide.run.temps import align, pack_temps
+from lowtide.run.temps import ALIGNMENT, HELD, align, held_bytes
 
 __all__ = [
     "FactsTree",
@@ -74,8 +74,6 @@ and so on inwards.  A fused node whose body has none runs as a compiled kernel."
 How = Literal["reference", "arena", "assumed"]
 Variant = Literal["out", "served", "copied"]
 
-_HELD = 1 << 30  # the release of a result that is copied: after every event of the operator
-
 
 def variant_of(op: Aten, facts: OperatorFacts) -> Variant:
     """How the arena executor runs `op`: into given outputs, served by the hook, or copied into place."""
@@ -85,7 +83,7 @@ def variant_of(op: Aten, facts: OperatorFacts) -> Variant:
         return "copied"
     if any(target >= 0 for _, target in facts.sequence):
         return "served"
-    copied = any(temp.stop == _HELD for temp in facts.temps)
+    copied = any(temp.stop == HELD for temp in facts.temps)
     return "copied" if copied or out_variant(op.overload) is None else "out"
 
 
@@ -200,7 +198,7 @@ class _Prober:
                 operands = make_operands(graph, node)
                 if self.how == "arena" and node.outputs and out_variant(node.op.overload) is not None:
                     given = self._measure_out(graph, node, operands)
-                    if given is not None and (self.hook is None or not _copies_inside(given)):
+                    if given is not None and (self.hook is None or not _takes_more(given)):
                         return given
                     served = self._measure_result(graph, node, operands)
                     return served if given is None else min(given, served, key=_transient_bytes)
@@ -267,11 +265,11 @@ class _Prober:
         return result, log, hidden_bytes if hidden_bytes >= NOISE_BYTES else 0
 
     def _finish(self, op: Aten, facts: OperatorFacts) -> OperatorFacts:
-        """In the arena temporaries are packed; without a hook they are not in it."""
+        """In the arena temporaries have their places; without a hook they are not in it."""
         if self.how == "reference":
             return facts
-        workspace = pack_temps(op, facts).nbytes if self.hook is not None else 0
-        return replace(facts, transient_bytes=sum(facts.output_bytes) + workspace)
+        held = held_bytes(op, facts) if self.hook is not None else sum(facts.output_bytes)
+        return replace(facts, transient_bytes=held)
 
 
 def _bind(call: Call, operands: Sequence[Any]) -> None:
@@ -305,10 +303,9 @@ def _transient_bytes(facts: OperatorFacts) -> int:
     return facts.transient_bytes
 
 
-def _copies_inside(facts: OperatorFacts) -> bool:
-    """Whether an out= form seems to make its result elsewhere and to copy it."""
-    largest = max((temp.nbytes for temp in facts.temps), default=0)
-    return largest >= max(facts.output_bytes, default=0) > 0
+def _takes_more(facts: OperatorFacts) -> bool:
+    """Whether an out= form holds more than its outputs: asked for them, the operator may do so afterwards."""
+    return any(temp.nbytes > ALIGNMENT for temp in facts.temps)
 
 
 def _as_planned(graph: Graph, node: Node, results: Sequence[Tensor]) -> bool:
@@ -365,7 +362,7 @@ def _describe(log: Log, results: Sequence[Tensor], dropped: Sequence[Tensor] = (
 
 
 def _temp_of(block: Block) -> Temp:
-    return Temp(block.nbytes, block.start, _HELD if block.stop is None else block.stop)
+    return Temp(block.nbytes, block.start, HELD if block.stop is None else block.stop)
 
 
 def print_facts(facts: OperatorFacts) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from lowtide.analysis.lifetime import lifetimes
 from lowtide.capture import Program
 from lowtide.place import Placement, place
 from lowtide.run.kernels import Kernels
@@ -108,5 +107,5 @@ class Workshop:
 
 def placed(realised: Realised, estimator: Estimator) -> Placement:
     """The placement of a realised point's Buffers."""
-    buffers = lifetimes(realised.graph, realised.order, estimator.facts(realised.graph), inplace=True)
-    return place(placement_problem(buffers), PLACEMENT_SECONDS)
+    facts = estimator.facts(realised.graph)
+    return place(placement_problem(realised.graph, realised.order, facts), PLACEMENT_SECONDS)

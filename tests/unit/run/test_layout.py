@@ -7,9 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lowtide.analysis.facts import OperatorFacts, Temp
 from lowtide.analysis.lifetime import Buffer
 from lowtide.capture import capture
-from lowtide.run.layout import guests_of, placement_problem
+from lowtide.ir.text import parse_graph
+from lowtide.place.problem import Block
+from lowtide.run.layout import Location, Tenants, guests_of, lay_out, problem_of
 from lowtide.run.measure import measure_eager, measure_plan
 from lowtide.run.plan import build_plan
 from lowtide.run.saved import load_plan
@@ -31,10 +34,41 @@ def test_who_is_a_guest() -> None:
         buffer(6, 1024, 1, 2, "workspace"),
         buffer(7, 2048, 4, 9, "output"),
     )
-    guests = guests_of(buffers)
+    tenants = Tenants(buffers, (), {b.id: Block(b.id, b.nbytes, b.start, b.stop) for b in buffers})
+    guests = guests_of(tenants)
     assert guests == {0: (1, 0), 1: (1, 0), 2: (1, 1024)}
-    assert {block.id for block in placement_problem(buffers).blocks} == {3, 4, 5, 6}
-    assert {block.id for block in placement_problem(buffers, {}).blocks} == {0, 1, 2, 3, 4, 5, 6}
+    assert {block.id for block in problem_of(tenants, guests).blocks} == {3, 4, 5, 6}
+    assert {block.id for block in problem_of(tenants, {}).blocks} == {0, 1, 2, 3, 4, 5, 6}
+
+
+SUMS = """
+input %0: f32[64]
+%1: f32[64] = aten.cumsum.default(%0, 0)
+%2: f32[64] = aten.cumsum.default(%1, 0)
+return %2
+"""
+
+
+def reordering(nbytes: int) -> OperatorFacts:
+    """An operator that takes `nbytes`, gives them back, and then asks for its result of 256 bytes."""
+    return OperatorFacts((256,), max(256, nbytes), (Temp(nbytes, 0, 1),), ((nbytes, -1), (256, 0)))
+
+
+def test_a_temporary_lies_over_the_result_that_it_is_larger_than() -> None:
+    graph = parse_graph(SUMS)
+    first, second = (node.id for node in graph)
+    layout = lay_out(graph, [first, second], {first: reordering(512), second: OperatorFacts((256,), 256)})
+    assert layout.nbytes == 512
+    assert layout.temps([first, second]) == {first: (Location("arena", 0, 0),)}
+
+
+def test_a_temporary_is_a_guest_of_the_result_of_the_program() -> None:
+    graph = parse_graph(SUMS)
+    first, second = (node.id for node in graph)
+    facts = {first: OperatorFacts((256,), 256), second: reordering(256)}
+    layout = lay_out(graph, [first, second], facts)
+    assert (layout.nbytes, layout.output_bytes) == (256, 256)
+    assert layout.temps([first, second]) == {second: (Location("output", 1, 0),)}
 
 
 class Wide(nn.Module):
