@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,6 +32,7 @@ from lowtide.report.data import (
     Move,
     Point,
     ReportData,
+    Resident,
     SearchRecord,
     Verdict,
 )
@@ -65,9 +66,10 @@ def data_of_plan(plan: Plan) -> ReportData:
         eager_curve=Curve((), plan.resident_bytes),
         plan_curve=after.curve,
         blocks=after.blocks,
-        resident=resident_by_role(graph),
+        resident=_resident(plan),
+        kept_bytes=plan.kept_bytes,
         plan_holders=after.holders,
-        moves=by_module(_moves_seen(graph, after)),
+        moves=by_module((*_moves_seen(graph, after), *_rules(plan))),
         floor=_floor(graph, plan.facts),
         opaque=plan.program.opaque,
     )
@@ -104,7 +106,7 @@ def data_of_outcome(outcome: Outcome) -> ReportData:
         eager_holders=before.holders,
         plan_holders=after.holders,
         moves=_moves(outcome),
-        floor=_explained(graph, estimator.facts(graph), outcome.floor_bytes, outcome.floor_node),
+        floor=_floor(graph, estimator.facts(graph), outcome.floor_bytes),
         search=_search(outcome),
         points=_points(outcome),
         command=_command(outcome),
@@ -120,7 +122,7 @@ def _eager_trace(graph: Graph, facts: Facts, price: Price | None) -> Trace:
 def plan_trace(plan: Plan, price: Price | None) -> Trace:
     """What a plan does with memory, step by step; with the estimator's `price` also for how long."""
     recipe, layout = plan.recipe, plan.recipe.layout
-    return trace(
+    found = trace(
         recipe.graph,
         recipe.order,
         recipe.facts,
@@ -129,6 +131,14 @@ def plan_trace(plan: Plan, price: Price | None) -> Trace:
         pieces=layout.pieces,
         price=price,
     )
+    always_bytes = plan.resident_bytes + plan.kept_bytes
+    return replace(found, curve=replace(found.curve, resident_bytes=always_bytes))
+
+
+def _resident(plan: Plan) -> tuple[Resident, ...]:
+    """The caller's bytes by role, and the weights that the plan keeps beside them."""
+    own = (Resident("derived weights", plan.kept_bytes),) if plan.kept_bytes else ()
+    return (*resident_by_role(plan.program.graph), *own)
 
 
 def _figures(measured: Measurement | Estimate, arena_bytes: int | None) -> Figures:
@@ -164,10 +174,22 @@ def _moves_seen(graph: Graph, found: Trace) -> tuple[Move, ...]:
     return (*splits, *again)
 
 
+def _rules(plan: Plan) -> Iterator[Move]:
+    """The rewrites of a plan, by rule."""
+    for rule, count in plan.recipe.rules:
+        yield from [Move("rewrite", rule)] * count
+
+
 def _moves(outcome: Outcome) -> tuple[Move, ...]:
     return by_module(
         [
-            Move(move.kind, move.where, move.source, move.saved_bytes or None, move.cost_s or None)
+            Move(
+                move.kind,
+                move.detail or move.where,  # a rewrite is known by its rule
+                move.source,
+                move.saved_bytes or None,
+                move.cost_s or None,
+            )
             for move in outcome.moves
         ]
     )
@@ -203,10 +225,11 @@ def _joined(where: str, moves: Sequence[Move]) -> Move:
     )
 
 
-def _floor(graph: Graph, facts: Facts) -> Floor:
-    """The floor of a graph, and what the node that makes it needs at once."""
+def _floor(graph: Graph, facts: Facts, reached: int | None = None) -> Floor:
+    """The floor of whole operators, what its node needs at once, and what was `reached` under it."""
     found = floor_of(graph, facts)
-    return _explained(graph, facts, found.total_bytes, found.node)
+    least = reached if reached is not None and reached < found.total_bytes else None
+    return replace(_explained(graph, facts, found.total_bytes, found.node), least=least)
 
 
 def _explained(graph: Graph, facts: Facts, nbytes: int, where: str) -> Floor:

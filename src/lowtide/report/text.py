@@ -74,6 +74,9 @@ def _arena_sentence(data: ReportData) -> str:
     text = (
         f"{len(data.plan_curve.steps)} steps; {len(data.blocks)} buffers in an arena of {format_bytes(arena)}"
     )
+    arena -= data.kept_bytes
+    if data.kept_bytes:
+        text += f", {format_bytes(data.kept_bytes)} of it for derived weights"
     live = _live_bytes(data.blocks)
     if not live or arena < live:
         return text

@@ -12,14 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
 
 from lowtide.capture import Program, capture
 from lowtide.cost.devices import device_named
-from lowtide.errors import UsageError
+from lowtide.errors import Infeasible, UsageError
 from lowtide.fusion.kernels import Foundry
 from lowtide.search.baseline import baseline
 from lowtide.search.estimator import Estimator
@@ -29,6 +29,7 @@ from lowtide.search.foreign import foreign_setting, holds_fakes, is_foreign, pre
 from lowtide.search.fusing import Fuser
 from lowtide.search.outcome import Limit, OnProgress, Outcome, Progress
 from lowtide.search.promise import Setting, keep_promise, refuse
+from lowtide.search.preparing import Preparer, rewrite_moves, simplified
 from lowtide.transforms.algebra import take_apart
 from lowtide.units import MemoryLimit, parse_latency, parse_memory
 from lowtide.workload import Workload
@@ -156,9 +157,26 @@ def _setting(
     kernels = dict(foundry.kernels(graph)) if fuse else {}
     estimator = Estimator(kernels=kernels)
     estimator.costs(graph)  # now, so that the search does not spend its time on measuring
+    plain = graph
+    done = simplified(graph, estimator)
+    graph = done.graph
     floor = floor_of(graph, estimator.facts(graph))
     fuser = Fuser(estimator, kernels, foundry) if fuse else None
-    return Setting(program, graph, estimator, eager, floor, seed, kernels, fuser=fuser)
+    if fuser is not None:
+        estimator.shares.update(fuser.shares(graph))
+    return Setting(
+        program,
+        graph,
+        estimator,
+        eager,
+        floor,
+        seed,
+        kernels,
+        fuser=fuser,
+        preparer=Preparer.beside(estimator) if fuse and program.mode == "infer" else None,
+        rewrites=tuple(rewrite_moves(done, plain)),
+        unrewritten=plain if done.applied else None,
+    )
 
 
 def _limit(setting: Setting, memory: str | int | None, latency: str | float | None) -> Limit:
@@ -196,7 +214,15 @@ class Frontier:
             raise refuse(bound, self.setting.floor)
         ratio = limit.latency_ratio
         seconds = None if ratio is None else ratio * self.setting.eager.latency_s
-        self._explore(Goal(None if bound is None else bound - resident, seconds))
+        goal = Goal(None if bound is None else bound - resident, seconds)
+        self._explore(goal)
+        try:
+            return self._keep(limit)
+        except Infeasible:
+            if self.setting.unrewritten is None:
+                raise
+        self.setting = replace(self.setting, graph=self.setting.unrewritten, rewrites=(), unrewritten=None)
+        self._explore(goal)
         return self._keep(limit)
 
     def pick_outcome(self, *, memory: str | int | None = None, latency: str | float | None = None) -> Outcome:

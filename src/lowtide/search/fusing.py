@@ -20,7 +20,7 @@ faster when run (`promise`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -50,12 +50,18 @@ ROUNDS = 3
 GAIN = 0.98
 """A group has to take at most this share of its operators' time."""
 
+LEAST_SHARE = 0.1
+"""What operators that are fused into a product cost at least, as a part of their own time."""
+
 _PRODUCTS = frozenset(f"aten.{name}.default" for name in ("addmm", "baddbmm", "bmm", "convolution", "mm"))
 
 
 @dataclass
 class Fuser:
-    """Fuses realised graphs; `kernels` grows with what was compiled, and is the estimator's own."""
+    """Fuses realised graphs; `kernels` grows with what was compiled, and is the estimator's own.
+
+    `judged`: groups have to win against their operators; else the planner's word is taken.
+    """
 
     estimator: Estimator
     kernels: dict[str, KernelCall]
@@ -64,6 +70,8 @@ class Fuser:
     lost_products: set[str] = field(default_factory=set)
     lost_groups: set[str] = field(default_factory=set)
     care: int = 0
+    reach: int = REACH
+    judged: bool = True
 
     def be_careful(self) -> None:
         """Fuse less from now on: element-wise operators only, then nothing."""
@@ -71,17 +79,37 @@ class Fuser:
 
     def fuse(self, realised: Realised) -> Realised | None:
         """The same step with groups as kernels, in its best order; None if there is nothing to fuse."""
+        fused = self._grouped(reordered(realised.graph, realised.order))
+        return None if fused is None else self._scheduled(fused)
+
+    def _grouped(self, graph: Graph) -> Graph | None:
+        """The graph with the groups that pay, compiled; None if there are none."""
         if self.care > 1:
             return None
-        graph = reordered(realised.graph, realised.order)
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS if self.judged else 0):
             if not self._judge(graph):
                 break
         fused = self._fused(graph, ())
         if fused is graph:
             return None
         self._compile(fused)
-        return self._scheduled(fused)
+        return fused
+
+    def shares(self, graph: Graph) -> dict[int, float]:
+        """By node, the part of its own time that is left when `graph` is fused as it is.
+
+        In a kernel with a matrix product or convolution the others take what the product leaves.
+        """
+        fused = self._grouped(graph)
+        found: dict[int, float] = {}
+        if fused is None:
+            return found
+        apart, together = self.estimator.costs(graph), self.estimator.costs(fused)
+        for node in fused.nodes:
+            if isinstance(node.op, Fused) and node.op.kind == "kernel":
+                members = [graph.node[inner.id] for inner in node.op.body.nodes]
+                found.update(_shares(members, apart, together[node.id]))
+        return found
 
     def _judge(self, graph: Graph) -> bool:
         """Measure the groups that are proposed now; whether any was given up."""
@@ -117,7 +145,7 @@ class Fuser:
         if any(one is not other for one, other in zip(nodes, graph.nodes, strict=True)):
             graph = replace(graph, nodes=nodes)
         kept = {*banned, *(node.id for node in graph.nodes if self._lost(graph, node))}
-        blocks = plan_blocks(graph, self.pricing, Limits(reach=REACH, reductions=not self.care), kept)
+        blocks = plan_blocks(graph, self.pricing, Limits(reach=self.reach, reductions=not self.care), kept)
         groups = tuple(b for b in blocks if graph_key(extract(graph, b).body) not in self.lost_groups)
         return _contracted(graph, groups) if groups else graph
 
@@ -158,6 +186,18 @@ class Fuser:
             return replace(node, op=replace(node.op, bodies=ordered))
 
         return replace(graph, nodes=tuple(scheduled(node) for node in graph.nodes))
+
+
+def _shares(
+    members: Sequence[Node], apart: Mapping[int, float], seconds: float
+) -> Iterator[tuple[int, float]]:
+    """Each member's part of its own time where all together take `seconds`."""
+    products = sum(apart.get(member.id, 0.0) for member in members if _is_product(member))
+    others = sum(apart.get(member.id, 0.0) for member in members) - products
+    of_products = min(1.0, seconds / products) if products else 1.0
+    rest = max(seconds - products, LEAST_SHARE * others)
+    for member in members:
+        yield member.id, of_products if _is_product(member) else min(1.0, rest / others) if others else 1.0
 
 
 def _contracted(graph: Graph, groups: tuple[frozenset[int], ...]) -> Graph:

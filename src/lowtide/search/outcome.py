@@ -39,13 +39,16 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Move:
-    """One applied move: its kind, where, and what it is predicted to save and cost."""
+    """One applied move: its kind, where, and what it is predicted to save and cost; `detail` is the name of
+    the rule of a rewrite.
+    """
 
     kind: str  # fission, remat, swap, fuse, rewrite
     where: str
     source: str = ""
     saved_bytes: int = 0
     cost_s: float = 0.0
+    detail: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ be off.  A limit is met when run, or refused with the floor.
 
 Method.  Points that should meet the limit are tried, best first, each with its groups as kernels and without,
 the better form first.  A form is built (placement included), compared with eager on the user's own model,
-measured, and returned if it holds; under a memory limit not if it turns out slower than the other.  Measured
-times rescale the predicted ones, so that a latency limit is not tried point by point.
+run, and its time looked at briefly; under a memory limit it is given up if it turns out slower than the other
+form.  Measured times rescale the predicted ones, so that a latency limit is not tried point by point.  Only
+the plan that is about to be returned is measured at length.
 
 Not done here: finding points (`explorer.py`).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -39,7 +40,8 @@ from lowtide.search.estimator import Estimator
 from lowtide.search.explorer import Explorer, Spot
 from lowtide.search.floors import Floor
 from lowtide.search.fusing import Fuser
-from lowtide.search.outcome import Limit, Outcome
+from lowtide.search.outcome import Limit, Move, Outcome
+from lowtide.search.preparing import Preparer
 from lowtide.search.trials import Trial, Workshop
 from lowtide.units import format_bytes, format_ratio
 
@@ -77,7 +79,8 @@ FUSED_SLACK = 1.5
 class Setting:
     """What one program, machine and seed have in common for every limit.
 
-    `graph` is the program's with the unconditional rewrites applied.
+    `graph` is the program's with the unconditional rewrites applied, and the algebraic `rewrites`;
+    `unrewritten` lacks these, if there are some.
     """
 
     program: Program
@@ -89,6 +92,9 @@ class Setting:
     kernels: Kernels
     device: str = "cpu"
     fuser: Fuser | None = None
+    preparer: Preparer | None = None
+    rewrites: tuple[Move, ...] = ()
+    unrewritten: Graph | None = None
 
     @property
     def resident_bytes(self) -> int:
@@ -116,14 +122,36 @@ def keep_promise(
 
     `enter` is told the stage; `seconds` is what the search took.
     """
-    workshop = Workshop(setting.program, setting.estimator, setting.kernels, setting.fuser, enter)
+    workshop = Workshop(
+        setting.program,
+        setting.estimator,
+        setting.kernels,
+        setting.fuser,
+        enter,
+        setting.preparer,
+        setting.rewrites,
+    )
     promise = _Promise(setting, limit, explorer, enter, seconds, workshop)
     return promise.within_memory() if limit.memory_bytes is not None else promise.within_latency()
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """A form that gave eager's numbers when run, with its bytes and a brief look at its time."""
+
+    trial: Trial
+    verdict: Verdict
+    measured: Measurement
+    pairs: LatencyPairs
+
+
 @dataclass
 class _Promise:
-    """One limit; `above` are forms that do not fit, `best_ratio` is the fastest that ran, `ran` the last."""
+    """One limit.
+
+    `above` are forms that do not fit, `best_ratio` is the fastest that ran, `ran` the last; `kept` are those
+    that seem to keep a latency limit, `tried` the points run for it.
+    """
 
     setting: Setting
     limit: Limit
@@ -132,7 +160,9 @@ class _Promise:
     seconds: float
     workshop: Workshop
     above: list[Trial] = field(default_factory=list)
-    ran: Outcome | None = None
+    kept: list[_Ran] = field(default_factory=list)
+    tried: list[Spot] = field(default_factory=list)
+    ran: _Ran | None = None
     best_ratio: float = float("inf")
 
     def within_memory(self) -> Outcome:
@@ -141,9 +171,9 @@ class _Promise:
         near = [spot for spot in spots if spot.point.peak_bytes <= self._bound_bytes * 1.02]
         near.sort(key=lambda spot: (spot.point.latency_s, spot.point.peak_bytes))
         for spot in [*self._fitting_fused(spots), *near]:
-            outcome = self.try_spot(spot)
-            if outcome is not None:
-                return outcome
+            found = self.try_spot(spot)
+            if found is not None:
+                return self._finish(found)
         if not self.above:
             rest = [spot for spot in spots if spot not in near][-MOST_MISSES:]
             self.above += [trial for spot in rest for trial in self.workshop.trials(spot)]
@@ -175,33 +205,20 @@ class _Promise:
         return above[:first][::-1][:MOST_MISSES]
 
     def within_latency(self) -> Outcome:
-        """The smallest plan that keeps the limit when run.
-
-        The first point that should is run; what it took corrects the predictions, the search goes on where
-        the corrected limit is, and smaller points are tried as long as they are expected to keep it.
-        """
+        """The smallest plan that keeps the limit when run, of those that seem to after a brief look."""
         assert self.limit.latency_ratio is not None
-        eager_s = self.setting.eager.latency_s
-        bound_s = eager_s * self.limit.latency_ratio
-        fastest = min(self.explorer.spots(), key=lambda spot: spot.point.latency_s)
-        correction = Correction(self.workshop.speedup(fastest))
-        met: Outcome | None = None
-        tried: list[Spot] = []
+        correction = Correction()
         started = time.monotonic()
-        while len(tried) < (MOST_MISSES if met is None else MOST_SMALLER):
-            spot = self._next(correction, bound_s, tried, met)
-            if spot is None or (met is not None and time.monotonic() - started > PATIENCE_SECONDS):
+        while len(self.tried) < MOST_MISSES:
+            self._look(correction, started)
+            if not self.kept:
                 break
-            tried.append(spot)
-            self.ran = None
-            outcome = self.try_spot(spot)
-            if outcome is not None and (met is None or outcome.measured.peak_bytes < met.measured.peak_bytes):
-                met = outcome
-            if self.ran is not None:
-                correction.learn(spot, self.ran.latency_ratio * eager_s)
-                self.explorer.squeeze(bound_s / correction.factor(spot), SQUEEZE_SECONDS)
-        if met is not None:
-            return met
+            smallest = min(self.kept, key=lambda ran: ran.measured.peak_bytes)
+            outcome = self._finish(smallest)
+            if outcome.met:
+                return outcome
+            self.kept.remove(smallest)
+            self._learn(correction, smallest.trial.spot, outcome.latency_ratio)
         raise Infeasible(
             f"latency {format_ratio(self.limit.latency_ratio)} of eager was not reached: the fastest plan "
             f"that ran took {format_ratio(self.best_ratio)}",
@@ -211,20 +228,47 @@ class _Promise:
             remedy="raise the latency limit",
         )
 
-    def _next(
-        self, correction: Correction, bound_s: float, tried: Sequence[Spot], met: Outcome | None
-    ) -> Spot | None:
+    def _look(self, correction: Correction, started: float) -> None:
+        """Run points until smaller ones are not expected to keep a latency limit, or patience is over.
+
+        The first that should is run; what it took corrects the predictions, the search goes on where the
+        corrected limit is, and smaller points are tried as long as they are expected to keep it.
+        """
+        while len(self.tried) < (MOST_SMALLER if self.kept else MOST_MISSES):
+            spot = self._next(correction)
+            if spot is None or (self.kept and time.monotonic() - started > PATIENCE_SECONDS):
+                return
+            self.tried.append(spot)
+            self.ran = None
+            found = self.try_spot(spot)
+            if found is not None:
+                self.kept.append(found)
+            if self.ran is not None:
+                self._learn(correction, spot, self.ran.pairs.ratio)
+
+    def _learn(self, correction: Correction, spot: Spot, ratio: float) -> None:
+        """Correct the predictions by what a point took, and search where the limit is now."""
+        assert self.limit.latency_ratio is not None
+        self.best_ratio = min(self.best_ratio, ratio)
+        eager_s = self.setting.eager.latency_s
+        correction.learn(spot, ratio * eager_s)
+        self.explorer.squeeze(eager_s * self.limit.latency_ratio / correction.factor(spot), SQUEEZE_SECONDS)
+
+    def _next(self, correction: Correction) -> Spot | None:
         """The smallest point that is expected to keep the limit; while none has, the fastest otherwise."""
-        spots = [spot for spot in self.explorer.spots() if spot not in tried]
+        assert self.limit.latency_ratio is not None
+        bound_s = self.setting.eager.latency_s * self.limit.latency_ratio
+        spots = [spot for spot in self.explorer.spots() if spot not in self.tried]
         good = [spot for spot in spots if correction.seconds(spot) <= bound_s]
-        if met is None:
+        if not self.kept:
             smallest = min(good, key=lambda spot: spot.point.peak_bytes, default=None)
             return smallest or min(spots, key=correction.seconds, default=None)
-        worth = (met.measured.peak_bytes - self.setting.resident_bytes) * WORTH_TRYING
+        smallest_bytes = min(ran.measured.peak_bytes for ran in self.kept)
+        worth = (smallest_bytes - self.setting.resident_bytes) * WORTH_TRYING
         better = [spot for spot in good if spot.point.peak_bytes <= worth]
         return min(better, key=lambda spot: spot.point.peak_bytes, default=None)
 
-    def try_spot(self, spot: Spot) -> Outcome | None:
+    def try_spot(self, spot: Spot) -> _Ran | None:
         """The better form of a point that keeps the limit when run; None if none does."""
         forms = list(self.workshop.trials(spot))
         plain = forms[-1]
@@ -234,13 +278,11 @@ class _Promise:
             if not self._fits(trial):
                 self.above.append(trial)
                 continue
-            outcome = self._judge(trial)
-            if outcome is None and trial.fused:
+            ran = self._run(trial)
+            if ran is None and trial.fused and trial.prepared is None:
                 forms += self._more_careful(spot, plain)
-            elif outcome is not None and outcome.met:
-                return self._or_faster(trial, outcome, forms)
-            elif outcome is not None:
-                self.best_ratio = min(self.best_ratio, outcome.latency_ratio)
+            elif ran is not None and self._keeps(ran):
+                return self._or_faster(ran, forms)
         return None
 
     def _rank(self, trial: Trial) -> tuple[float, float]:
@@ -263,17 +305,17 @@ class _Promise:
         again = self.workshop.fused(spot, plain.realised)
         return [] if again is None else [again]
 
-    def _or_faster(self, trial: Trial, outcome: Outcome, others: Sequence[Trial]) -> Outcome:
+    def _or_faster(self, ran: _Ran, others: Sequence[Trial]) -> _Ran:
         """A fused plan that turns out slower than the same plan unfused is not returned."""
+        trial = ran.trial
         rival = next((other for other in others if not other.fused), None)
         if self.limit.memory_bytes is None or not trial.fused or rival is None or not self._fits(rival):
-            return outcome
+            return ran
         workload = self.setting.program.workload
         if measure_rivals(trial.plan, rival.plan, workload) <= 1.0:
-            return outcome
-        other = self._judge(rival)
-        better = other is not None and other.met and other.latency_ratio <= outcome.latency_ratio
-        return other if better and other is not None else outcome
+            return ran
+        other = self._run(rival)
+        return ran if other is None or not self._keeps(other) else other
 
     def _reached(self) -> Floor:
         """The floor that the smallest of these plans reached which gives eager's numbers."""
@@ -282,46 +324,59 @@ class _Promise:
                 return self.setting.floor.reached_by(trial.plan)
         return self.setting.floor
 
-    def _judge(self, trial: Trial) -> Outcome | None:
-        """Verify and measure a trial; None if its numbers are not eager's."""
+    def _run(self, trial: Trial) -> _Ran | None:
+        """Verify a trial, measure its bytes, and its time briefly; None if its numbers are not eager's."""
         self.enter("verify")
-        eager, program = self.setting.eager, self.setting.program
-        verdict = compare_numbers(eager, program, trial.plan)
+        eager, program, plan = self.setting.eager, self.setting.program, trial.plan
+        verdict = compare_numbers(eager, program, plan)
         if not verdict.passed:
-            trial.plan.release()
+            plan.release()
             return None
         self.enter("measure")
-        measured = measure_plan(trial.plan, program.workload)
+        measured = measure_plan(plan, program.workload, brief=True)
         pairs = unpaired(eager, measured)
-        if self.limit.latency_ratio is None or pairs.ratio <= CLEARLY_SLOWER * self.limit.latency_ratio:
-            pairs = compare_latency(eager, program, trial.plan, measured)
-        self.ran = self._outcome(trial, verdict, measured, pairs)
+        if self.limit.latency_ratio is not None and pairs.ratio <= CLEARLY_SLOWER * self.limit.latency_ratio:
+            pairs = compare_latency(eager, program, plan, measured, brief=True)
+        plan.release()
+        self.ran = _Ran(trial, verdict, measured, pairs)
         return self.ran
 
-    def _outcome(self, trial: Trial, verdict: Verdict, measured: Measurement, pairs: LatencyPairs) -> Outcome:
-        setting, explorer = self.setting, self.explorer
+    def _keeps(self, ran: _Ran) -> bool:
+        """Whether a plan seems to keep the limit; one within a latency limit is not above eager's peak."""
+        if self.limit.latency_ratio is not None and ran.measured.peak_bytes > self.setting.eager.peak_bytes:
+            return False
+        return _holds(self.limit, ran.measured, ran.pairs)
+
+    def _finish(self, ran: _Ran) -> Outcome:
+        """Measure a plan that is about to be returned as well as time allows."""
+        self.enter("measure")
+        setting, explorer, plan = self.setting, self.explorer, ran.trial.plan
+        pairs = compare_latency(setting.eager, setting.program, plan, ran.measured)
+        measured = ran.measured
+        if pairs.pairs:
+            measured = replace(measured, latency_s=pairs.plan_s, runs=pairs.pairs)
         resident = setting.resident_bytes
         smallest_bytes = explorer.spots()[-1].point.peak_bytes + resident
         return Outcome(
-            plan=trial.plan,
+            plan=plan,
             limit=self.limit,
             met=_holds(self.limit, measured, pairs),
-            verified=verdict.against,
+            verified=ran.verdict.against,
             eager=setting.eager,
             measured=measured,
             latency_ratio=pairs.ratio,
             noise=pairs.eager_half_width,
-            predicted_peak_bytes=trial.plan.predicted_peak_bytes,
-            predicted_latency_s=trial.realised.latency_s,
-            max_rel_error=verdict.max_rel_error,
-            bit_equal=verdict.bit_equal,
+            predicted_peak_bytes=plan.predicted_peak_bytes,
+            predicted_latency_s=ran.trial.realised.latency_s,
+            max_rel_error=ran.verdict.max_rel_error,
+            bit_equal=ran.verdict.bit_equal,
             floor_bytes=min(setting.floor.total_bytes, smallest_bytes),
             floor_node=setting.floor.node,
             search=explorer.summary(self.seconds, resident),
-            moves=trial.moves,
+            moves=ran.trial.moves,
             points=explorer.totals(resident),
             device="cpu",
-            allocations_per_step=count_allocations(trial.plan, setting.program.workload),
+            allocations_per_step=count_allocations(plan, setting.program.workload),
             settings={
                 "seed": setting.seed,
                 "threads": torch.get_num_threads(),

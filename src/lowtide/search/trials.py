@@ -27,6 +27,7 @@ from lowtide.search.fusing import Fuser, kernel_moves
 from lowtide.search.levels import Realised
 from lowtide.search.moves import moves_of
 from lowtide.search.outcome import Move
+from lowtide.search.preparing import PreparedForm, Preparer
 
 __all__ = ["Trial", "Workshop", "placed"]
 
@@ -42,17 +43,19 @@ class Trial:
     realised: Realised
     fused: bool
     workshop: Workshop
+    prepared: PreparedForm | None = None
 
     @property
     def above_bytes(self) -> int:
-        """Predicted bytes above resident, as far as lifetimes tell."""
-        return self.realised.timeline.peak_above_bytes
+        """Predicted bytes above resident, as far as lifetimes tell, with weights that are kept."""
+        return self.prepared.above_bytes if self.prepared else self.realised.timeline.peak_above_bytes
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
         """What was applied, kernels included."""
         kernels = tuple(kernel_moves(self.realised.graph)) if self.fused else ()
-        return (*moves_of(self.spot, self.workshop.kernels), *kernels)
+        rewrites = (*self.workshop.rewrites, *(self.prepared.moves if self.prepared else ()))
+        return (*moves_of(self.spot, self.workshop.kernels), *kernels, *rewrites)
 
     @cached_property
     def plan(self) -> Plan:
@@ -69,14 +72,19 @@ class Workshop:
     kernels: Kernels
     fuser: Fuser | None
     enter: Callable[[str], None]
+    preparer: Preparer | None = None
+    rewrites: tuple[Move, ...] = ()
 
     def trials(self, spot: Spot) -> Iterator[Trial]:
-        """The fused form of a point, if it has one, then the plain form."""
+        """The fused form of a point, that with prepared weights (if there are such forms), the plain form."""
         self.enter("build")
         realised = realise_base(spot.base, spot.point, self.estimator)
         fused = self.fused(spot, realised)
         if fused is not None:
             yield fused
+        prepared = self.preparer.prepared(realised) if self.preparer else None
+        if prepared is not None:
+            yield Trial(spot, prepared.realised, True, self, prepared)
         yield Trial(spot, realised, False, self)
 
     def fused(self, spot: Spot, realised: Realised) -> Trial | None:
@@ -86,22 +94,19 @@ class Workshop:
         made = self.fuser.fuse(realised)
         return None if made is None else Trial(spot, made, True, self)
 
-    def speedup(self, spot: Spot) -> float:
-        """Predicted time of a point's fused form to its plain one's; 1 if there is none or it is slower."""
-        fast, *plain = self.trials(spot)
-        return min(1.0, fast.realised.latency_s / plain[0].realised.latency_s) if plain else 1.0
-
     def build(self, trial: Trial) -> Plan:
         """The plan of a trial."""
-        realised = trial.realised
+        realised, prepared = trial.realised, trial.prepared
         return build_plan(
             self.program,
             realised.graph,
             realised.order,
-            placement=placed(realised, self.estimator),
+            placement=placed(realised, self.estimator if prepared is None else prepared.estimator),
             moves=dict(Counter(move.kind for move in trial.moves)),
             store=self.estimator.store,
-            kernels=self.kernels,
+            kernels=self.kernels if prepared is None else prepared.estimator.kernels,
+            derivation=prepared.derivation if prepared else None,
+            rules=dict(Counter(move.detail for move in trial.moves if move.kind == "rewrite")),
         )
 
 

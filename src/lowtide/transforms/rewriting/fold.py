@@ -11,7 +11,7 @@ effect:     a pass over the result less.  The weights are derived (`derived.py`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.ops import Aten, Ref
@@ -21,7 +21,7 @@ from lowtide.transforms.rewriting.merge import is_weight, weight_of
 from lowtide.transforms.rewriting.record import Applied, Rewritten, then
 from lowtide.transforms.rewriting.replay import Emit, Unfit, replay
 
-__all__ = ["fold_weights"]
+__all__ = ["Takes", "every_convolution", "fold_weights"]
 
 _BATCH_NORM = "aten.native_batch_norm.default"
 _CONVOLUTION = "aten.convolution.default"
@@ -31,20 +31,29 @@ _PASSED = ("aten.bmm.default", "aten.clone.default")
 """Linear in their first operand."""
 
 
-def fold_weights(graph: Graph) -> Rewritten:
-    """`graph` with every BatchNorm and every number folded that may be."""
+Takes = Callable[[Graph, Node], bool]
+"""Whether a convolution takes factors into its weights."""
+
+
+def every_convolution(graph: Graph, node: Node) -> bool:
+    """All do."""
+    return True
+
+
+def fold_weights(graph: Graph, takes: Takes = every_convolution) -> Rewritten:
+    """`graph` with every number folded that may be, and every BatchNorm behind a convolution that `takes` it."""
     done = Rewritten(graph)
     for number in [node.id for node in graph.nodes]:
         if number not in done.graph.node:
             continue
-        folded = _folded(done.graph, done.graph.node[number])
+        folded = _folded(done.graph, done.graph.node[number], takes)
         if folded is not None:
             done = then(done, folded)
     return done
 
 
-def _folded(graph: Graph, node: Node) -> Rewritten | None:
-    found = _batch_norm(graph, node) or _scale(graph, node)
+def _folded(graph: Graph, node: Node, takes: Takes) -> Rewritten | None:
+    found = _batch_norm(graph, node, takes) or _scale(graph, node)
     if found is None:
         return None
     name, instead = found
@@ -59,7 +68,7 @@ def _only_reader(graph: Graph, value: int) -> bool:
     return len(graph.readers[value]) == 1 and value not in graph.outputs
 
 
-def _batch_norm(graph: Graph, node: Node) -> tuple[str, dict[int, Emit]] | None:
+def _batch_norm(graph: Graph, node: Node, takes: Takes) -> tuple[str, dict[int, Emit]] | None:
     """A BatchNorm with running statistics right behind a convolution."""
     op = node.op
     if not isinstance(op, Aten) or op.overload != _BATCH_NORM or op.args[5] is not False or op.kwargs:
@@ -74,6 +83,8 @@ def _batch_norm(graph: Graph, node: Node) -> tuple[str, dict[int, Emit]] | None:
         return None
     before = graph.node[made]
     if not _plain_convolution(graph, before) or not _only_reader(graph, before.outputs[0]):
+        return None
+    if not takes(graph, before):
         return None
 
     def emit(draft: Draft, own: Node) -> Mapping[int, int]:

@@ -20,7 +20,7 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.ops import Aten
 from lowtide.transforms.rewriting.duplicates import without_duplicates
 from lowtide.transforms.rewriting.emission import Layouts, emit
-from lowtide.transforms.rewriting.fold import fold_weights
+from lowtide.transforms.rewriting.fold import Takes, every_convolution, fold_weights
 from lowtide.transforms.rewriting.greedy import Search, partitions, rewrite_partition
 from lowtide.transforms.rewriting.layouts import absorb_copies
 from lowtide.transforms.rewriting.merge import merge_siblings
@@ -44,7 +44,8 @@ class RewriteOptions:
     """What may be rewritten.
 
     `allow`: numerics classes; of those that round differently only `conditioned` rules unless `cancelling`.
-    `derive`: weights may be made from weights (inference; the caller prepares `derived_nodes` once).
+    `derive`: weights may be made from weights (inference; the caller prepares `derived_nodes` once); `takes`
+    says which convolutions take a BatchNorm.
     """
 
     allow: frozenset[Numerics] = _SAFE
@@ -52,6 +53,7 @@ class RewriteOptions:
     derive: bool = False
     search: Search = field(default_factory=Search)
     rules: tuple[Rule, ...] = RULES
+    takes: Takes = every_convolution
 
     def allowed(self) -> Mapping[str, Sequence[Rule]]:
         """The rules that may be applied, by the operator at the root of their left side."""
@@ -71,7 +73,7 @@ def rewrite(graph: Graph, options: RewriteOptions | None = None) -> Rewritten:
     if Numerics.REASSOCIATES in options.allow:
         done = then(done, absorb_copies(done.graph))
     if options.derive and Numerics.REASSOCIATES in options.allow:
-        done = then(done, fold_weights(done.graph))
+        done = then(done, fold_weights(done.graph, options.takes))
         done = then(done, merge_siblings(done.graph))
     return done
 
