@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from tests.property.drawing import Build, Draw, real_call
 
 from lowtide.ir.ops import Arg, Ref
+from lowtide.ir.philox import PHILOX
+
+
+def _philox(draw: Draw) -> tuple[Arg, ...]:
+    shape = draw.shape()
+    strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    given = tuple(draw.use(torch.arange(size) * step) for size, step in zip(shape, strides, strict=True))
+    order = tuple(reversed(range(len(shape)))) if draw.flag() else tuple(range(len(shape)))
+    kind = draw.one_of("bernoulli", "uniform", "normal")
+    return (12345.0, given, tuple(range(len(shape))), shape, strides, order, kind, 0.5, 1.0, torch.float64)
 
 
 def _reduce(*rest: Arg) -> Build:
@@ -204,6 +216,7 @@ def _index(draw: Draw) -> tuple[Arg, ...]:
 
 
 ROW_CALLS: dict[str, Build] = {
+    PHILOX: _philox,
     "aten.sum.default": lambda draw: (draw.tensor(*draw.shape(0)),),
     "aten.sum.dim_IntList": _reduce(),
     "aten.mean.dim": _reduce(),

@@ -12,10 +12,19 @@ from collections.abc import Iterator
 
 from lowtide.analysis.axis import Call, Link, Rule, einsum, masked
 from lowtide.ir.ops import Merge
+from lowtide.ir.philox import PHILOX
 
 __all__ = ["ROW_RULES"]
 
 _MEAN, _SUM = 1, 2
+
+
+def _philox(call: Call) -> Iterator[Link]:
+    """Every dimension that has an index tensor: a part reads a slice of it."""
+    cut = call.integers("dims")
+    for position, dim in enumerate(cut):
+        slices = tuple(0 if other == position else None for other in range(len(cut)))
+        yield Link(call.outputs[0].shape[dim], {"indices": slices}, (dim,))
 
 
 def _reduced_dims(call: Call) -> set[int]:
@@ -270,6 +279,7 @@ def _scan(call: Call) -> Iterator[Link]:
 
 
 ROW_RULES: dict[str, Rule] = {
+    PHILOX: _philox,
     "aten.sum.default": _sum,
     "aten.sum.dim_IntList": _sum,
     "aten.mean.dim": _reduce,

@@ -21,12 +21,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from lowtide.capture.binding import Binding
 from lowtide.capture.result import Result
 from lowtide.capture.update import Updates
 from lowtide.ir.graph import Graph
+from lowtide.ir.philox import KEY_BITS, node_key
 from lowtide.workload import Workload
 
 __all__ = ["Program"]
@@ -40,7 +42,8 @@ class Program:
     ``buffer:bn.running_mean``, ``state:enc.0.weight:exp_avg``, ``arg:0.ids``, ``target:0``, ``const:0``,
     ``scalar:update[0].scalar[2]``.
     `gradients` maps parameters to the values of their (clipped) gradients, `updates` to their update nodes;
-    both are empty for inference.  `opaque` lists the operators that no table knows.
+    both are empty for inference.  `opaque` lists the operators that no table knows.  `draws` are the host
+    numbers that hold the keys of draws by counter, by offset (`capture.counted`).
     """
 
     graph: Graph
@@ -53,6 +56,8 @@ class Program:
     binding: Binding
     optimizer: Updates | None = None
     opaque: tuple[str, ...] = ()
+    rng: Literal["eager", "philox"] = "eager"
+    draws: tuple[int, ...] = ()
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, targets: tuple[Any, ...] = ()
@@ -73,14 +78,23 @@ class Program:
             self.optimizer.ensure_state()
 
     def scalars(self) -> dict[int, float]:
-        """Value id -> number, for every host scalar of the coming step.  Raises Stale."""
+        """Value id -> number, for every host scalar of the coming step.  Raises Stale.
+
+        Draws by counter take one number from PyTorch's generator.
+        """
+        found = self._keys()
         if self.optimizer is None:
+            return found
+        for index, numbers in enumerate(self.optimizer.numbers()):
+            for number, value in enumerate(numbers):
+                found[self.names[f"scalar:update[{index}].scalar[{number}]"]] = value
+        return found
+
+    def _keys(self) -> dict[int, float]:
+        if not self.draws:
             return {}
-        return {
-            self.names[f"scalar:update[{index}].scalar[{number}]"]: value
-            for index, numbers in enumerate(self.optimizer.numbers())
-            for number, value in enumerate(numbers)
-        }
+        step_key = int(torch.randint(0, 1 << KEY_BITS, (), device="cpu"))
+        return {value: float(node_key(step_key, offset)) for offset, value in enumerate(self.draws)}
 
     def advance(self) -> None:
         """Note that a step has happened (call it after the last update ran)."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import lowtide.ir.philox  # noqa: F401  (an operator of ours, which PyTorch then knows)
 from lowtide.ir.ops import Arg, Aten, Ref
 
 __all__ = ["bound", "call", "overload_name", "renumber", "resolve", "substitute", "tensors_of"]

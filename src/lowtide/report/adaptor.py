@@ -299,7 +299,8 @@ def _command(outcome: Outcome) -> str:
         for option in ("seed", "threads")
         if option in outcome.settings
     )
-    return f"lowtide optimize {name} {asked} {chosen}".rstrip()
+    drawn = " --rng philox" if outcome.settings.get("rng") == "philox" else ""
+    return f"lowtide optimize {name} {asked} {chosen}".rstrip() + drawn
 
 
 def _device(outcome: Outcome) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn, optim
 
 from lowtide.analysis.key import graph_key
 from lowtide.capture import capture
+from lowtide.capture.counted import draw_by_counter
 from lowtide.capture.binding import Binding, Seen, address_of, group_members
 from lowtide.capture.internals import pytree
 from lowtide.capture.program import Program
@@ -92,6 +93,8 @@ def _encode_program(program: Program) -> dict[str, Any]:
         "gradients": dict(program.gradients),
         "updates": dict(program.updates),
         "opaque": program.opaque,
+        "rng": program.rng,
+        "draws": program.draws,
         "leaves": [
             leaf if isinstance(leaf, int) else [encode_constant(leaf.content)]
             for leaf in program.result.leaves
@@ -150,8 +153,8 @@ def load_for(path: str | Path, workload: Workload, kind: type[AnyPlan] = Plan) -
     about, parts = read_archive(file)
     with reading(file):
         recipe = recipe_of(parts)
-        key = about["key"]
-    program = capture(workload)
+        key, rng = about["key"], json.loads(parts["program.json"])["rng"]
+    program = capture(workload) if rng == "eager" else draw_by_counter(capture(workload))
     if graph_key(program.graph) != key:
         raise PlanFileError(
             f"the plan in {file} was made for another workload ({about.get('workload', 'unknown')})",
@@ -176,6 +179,7 @@ def inspect_plan(path: str | Path) -> Plan:
             result=Result((), pytree.tree_structure(())),
             binding=Binding(content["names"], {}, {}, {}, {}, {}, ()),
             opaque=tuple(content["opaque"]),
+            rng=content["rng"],
         )
         return Plan(program, recipe_of(parts))
 
@@ -240,6 +244,8 @@ def _program(
         binding=_binding(content, constants, workload, updates),
         optimizer=updates,
         opaque=tuple(content["opaque"]),
+        rng=content["rng"],
+        draws=tuple(content["draws"]),
     )
 
 

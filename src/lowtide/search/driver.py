@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from lowtide.capture import Program, capture
+from lowtide.capture.counted import draw_by_counter
 from lowtide.cost.devices import device_named
 from lowtide.errors import Infeasible, UsageError
 from lowtide.fusion.kernels import Foundry
@@ -57,13 +58,15 @@ def optimize(
 
     `memory` limits the total peak ("50%" of eager's, "2GiB", bytes); `latency` is a multiple of eager's
     ("1.1x").  `seconds` bounds the search, not capture, verification and measuring.  Raises Infeasible
-    (with the floor), CaptureError, UsageError.
+    (with the floor), CaptureError, UsageError.  `rng` "philox" draws by counter (`capture.counted`): other
+    numbers than eager's of the same distribution, which need not be kept.
     """
     _check(memory, latency, rng)
     with _threads(threads):
         clock = _Clock(seconds, on_progress)
         clock.enter("capture")
-        frontier = Frontier(_setting(capture(workload), clock, seed, device, fuse), clock)
+        program = capture(workload) if rng == "eager" else draw_by_counter(capture(workload))
+        frontier = Frontier(_setting(program, clock, seed, device, fuse), clock)
         return frontier.search(_limit(frontier.setting, memory, latency))
 
 
@@ -106,9 +109,7 @@ def _check(memory: object, latency: object, rng: str) -> None:
             "exactly one limit is needed", remedy='give memory="50%" (or bytes), or latency="1.1x"'
         )
     if rng not in ("eager", "philox"):
-        raise UsageError(f"rng is {rng!r}", remedy='use rng="eager"')
-    if rng == "philox":
-        raise UsageError('rng="philox" is not part of this version yet', remedy='use rng="eager"')
+        raise UsageError(f"rng is {rng!r}", remedy='use rng="eager" or rng="philox"')
 
 
 @dataclass

@@ -380,6 +380,7 @@ class _Promise:
             settings={
                 "seed": setting.seed,
                 "threads": torch.get_num_threads(),
+                "rng": setting.program.rng,
                 "made": time.strftime("%Y-%m-%d"),
             },
         )
