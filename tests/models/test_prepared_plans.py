@@ -198,7 +198,7 @@ def test_optimize_prepares_and_says_so() -> None:
     plan = lt.optimize(lt.Workload(model, (x,)), memory="400%", seconds=1)
     assert plan.kept_bytes > 0
     assert plan.outcome is not None
-    assert plan.outcome.count("rewrite") == 2
+    assert plan.outcome.count("rewrite") == 1  # the other convolution is one for Winograd
     text = plan.explain()
     assert "folded-norm" in text and "derived weights" in text
 
