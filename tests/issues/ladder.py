@@ -33,7 +33,7 @@ from lowtide.transforms import fission, remat
 from lowtide.transforms.algebra import take_apart
 from lowtide.workload import Workload
 
-TOLERANCE = ((torch.bfloat16, 1e-2), (torch.float32, 1e-5), (torch.float64, 1e-10))
+TOLERANCE = ((torch.bfloat16, 1e-2), (torch.float16, 1e-2), (torch.float32, 1e-5), (torch.float64, 1e-10))
 """Relative error that parts may differ by: that of the coarsest element type which the step computes in."""
 
 
@@ -143,8 +143,8 @@ def owned(workload: Workload) -> dict[str, Tensor]:
 
 
 def clear(workload: Workload) -> None:
-    for parameter in workload.model.parameters():
-        parameter.grad = None
+    for named in named_tensors(workload):
+        named.tensor.grad = None
 
 
 def eager_trace(workload: Workload, steps: int) -> Trace:

@@ -121,6 +121,13 @@ class Doubling(torch.autograd.Function):
         return gradient * y * (1 - y)
 
 
+def second_derivative(model: Any, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(model.parts[0](x).tanh().sum(), x, create_graph=True)
+    return gradient
+
+
 def rows_and_sorting(model: Any, x: Tensor) -> Tensor:
     y = model.parts[0](x)
     return y.cumsum(0) + y.topk(2, dim=1)[0].sum(1, keepdim=True) + y.sort(0)[0] + y.amax(1, keepdim=True)
@@ -130,6 +137,12 @@ def scattered(model: Any, x: Tensor) -> Tensor:
     y, index = model.parts[0](x), torch.tensor([[0, 1, 2, 3]] * 6)
     wide = torch.zeros(6, 4).scatter_reduce(0, index, y, "amax").scatter_add(0, index[:2], y[:2])
     return wide + y.index_put((torch.tensor([0, 0, 1]),), y[:3], accumulate=True)
+
+
+def clamped_weight(model: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        model.parts[0].weight.clamp_(-0.2, 0.2)
+    return model.parts[0](x)
 
 
 FORWARDS: Mapping[str, Body] = {
@@ -148,6 +161,11 @@ FORWARDS: Mapping[str, Body] = {
     "indices": lambda m, x: m.parts[0](x)[torch.tensor([[0], [1]]), torch.tensor([1, 2])],
     "as_strided": lambda m, x: m.parts[0](x)[1:].as_strided((2, 3), (1, 2), 1) * 1.0,
     "random": lambda m, x: m.parts[0](x) * torch.empty_like(x).uniform_() + torch.randn(6, 4),
+    "turned in place": lambda m, x: m.parts[0](x).clone().transpose_(0, 1).unsqueeze_(0) * 2,
+    "spectrogram": lambda m, x: torch.stft(
+        m.parts[0](x).flatten(), 8, window=x[0].repeat(2), return_complex=True
+    ).abs(),
+    "second derivatives": second_derivative,
     "float64 between": lambda m, x: m.parts[0](x).double().cumsum(0).float() * x.double().mean(),
 }
 
@@ -157,10 +175,46 @@ def images(*layers: nn.Module) -> Workload:
     return trained(model, torch.randn(2, 4, 6, 6))
 
 
+class Aliased(nn.Module):
+    """Parameters on one storage, and a buffer that is a parameter's own memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = nn.Parameter(torch.randn(4, 4))
+        self.part = nn.Parameter(self.whole.data[:2])
+        self.register_buffer("seen", self.whole.data)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x @ self.whole, x[:, :2] @ self.part], 1) + (x @ self.seen).repeat(1, 2)
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, y: Tensor) -> Tensor:
+        return (y * self.scale).square().mean()
+
+
+def with_trained_loss() -> Workload:
+    model, loss = nn.Linear(4, 4), Scaled()
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+    return Workload(model, (torch.randn(6, 4),), loss=loss, optimizer=optimizer)
+
+
 TRAINED: Mapping[str, Make] = {
     **{
         name: (lambda body=body: trained(Written(body), torch.randn(6, 4))) for name, body in FORWARDS.items()
     },
+    "a weight that the forward changes": lambda: trained(Written(clamped_weight), torch.randn(6, 4)),
+    "rows of an embedding renormed": lambda: trained(
+        Written(lambda m, i: m.parts[0](i), nn.Embedding(9, 4, max_norm=0.5)), torch.randint(9, (6, 3))
+    ),
+    "shared memory": lambda: trained(Aliased(), torch.randn(6, 4)),
+    "a loss with a parameter": with_trained_loss,
     "buffer of a part": lambda: trained(WindowedBuffer(), torch.randn(6, 4)),
     "buffer on a condition": lambda: trained(
         Written(running_mean, count=torch.zeros((), dtype=torch.long), mean=torch.zeros(4)), torch.randn(6, 4)
@@ -239,6 +293,13 @@ def conjugated(model: Any, x: Tensor) -> Tensor:
 
 
 REFUSED: Mapping[str, tuple[Make, str]] = {
+    "conjugates of numbers": (
+        lambda: trained(
+            Written(lambda m, x: torch.view_as_real(torch.view_as_complex(m.parts[0](x).view(6, 2, 2)) * 2j)),
+            torch.randn(6, 4),
+        ),
+        "lazily conjugated",
+    ),
     "conjugate views": (lambda: inferred(conjugated), "lazily conjugated"),
     "conjugate gradients": (
         lambda: trained(

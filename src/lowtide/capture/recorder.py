@@ -36,6 +36,7 @@ from lowtide.ir.ops import Arg, Aten, Ref
 __all__ = ["Recorder", "meta_of"]
 
 _IGNORED = frozenset({"prim", "profiler"})
+_LAZY = frozenset({"aten._conj.default", "aten._neg_view.default"})
 _LITERALS = frozenset({"aten.lift_fresh.default", "aten.lift_fresh_copy.default"})
 _IDENTITIES = frozenset({"aten.detach.default", "aten.detach_.default", "aten.alias.default"})
 _PLAIN = (int, float, bool, str, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -78,11 +79,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 remedy="use the dense form (sparse=False in embeddings)",
             )
         if tensor.is_conj() or tensor.is_neg():
-            raise CaptureError(
-                "an operator makes a lazily conjugated or negated view, which is more than strided memory",
-                source=self.origins.source(),
-                remedy="compute with real and imaginary parts (gradients of complex products conjugate, too)",
-            )
+            raise self._lazy()
         key = storage_key(tensor)
         if key not in self._numbers:
             storage = tensor.untyped_storage()
@@ -90,6 +87,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._alive.append(storage)
             self._nbytes.append(int(storage.nbytes()))
         return Window(self._numbers[key], meta_of(tensor), int(tensor.storage_offset()))
+
+    def _lazy(self) -> CaptureError:
+        return CaptureError(
+            "an operator makes a lazily conjugated or negated view, which is more than strided memory",
+            source=self.origins.source(),
+            remedy="compute with real and imaginary parts (gradients of complex products conjugate, too)",
+        )
 
     def add_resident(self, names: tuple[str, ...], role: Role, tensor: Tensor, twin: Tensor) -> None:
         """Declare that `twin` stands for the user's `tensor`, which exists before the step."""
@@ -128,6 +132,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = overload_name(func)
         if name in _LITERALS and not self._is_twin(args[0]):
             return self._lift(func, args[0])
+        if name in _LAZY:  # of a number, too, where the fake result does not show it
+            raise self._lazy()
         inputs: list[Window] = []
         self._guard(name)
         args, kwargs = settle_arguments(name, self._replace(args)), self._replace(kwargs)

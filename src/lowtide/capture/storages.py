@@ -339,6 +339,7 @@ class Ssa:
 def _without_suffix(call: Call) -> Call:
     """``aten.t_.default`` as the view ``aten.t.default``."""
     namespace, name, variant = call.op.overload.split(".")
+    variant = "int" if name == "transpose_" else variant  # the one whose overloads have other names
     overload = f"{namespace}.{name.removesuffix('_')}.{variant}"
     resolve(overload)
     return replace(call, op=replace(call.op, overload=overload))

@@ -24,13 +24,16 @@ from torch import Tensor, nn, optim
 
 from lowtide.analysis.key import graph_key
 from lowtide.capture import capture
-from lowtide.capture.counted import draw_by_counter
 from lowtide.capture.binding import Binding, Seen, address_of, group_members
+from lowtide.capture.counted import draw_by_counter
+from lowtide.capture.fingerprint import Fingerprint, same
+from lowtide.capture.guards import Guards, attributes_of
 from lowtide.capture.internals import pytree
 from lowtide.capture.program import Program
 from lowtide.capture.recorder import meta_of
-from lowtide.capture.recording import named_tensors
+from lowtide.capture.recording import modules_of, named_tensors
 from lowtide.capture.result import Constant, Result
+from lowtide.capture.twins import walk_modules
 from lowtide.capture.update import Update, Updates, body_of, classify
 from lowtide.errors import PlanFileError, Stale, UsageError
 from lowtide.ir.graph import Graph, Node, TensorMeta
@@ -111,6 +114,9 @@ def _encode_program(program: Program) -> dict[str, Any]:
         "targets": len(workload.targets),
         "clip_grad_norm": workload.clip_grad_norm,
         "autocast": encode_constant(workload.autocast),
+        "attributes": {
+            name: encode_constant(content) for name, content in attributes_of(workload.model).items()
+        },
     }
 
 
@@ -270,9 +276,26 @@ def _binding(
         constants=constants,
         training=content["training"],
         groups=group_members(updates) if updates is not None else (),
+        guards=Guards.of(
+            Fingerprint({"model": workload.model, "loss": workload.loss}),
+            [module for _, module in walk_modules(modules_of(workload))],
+        ),
     )
     binding.check(workload, updates)
+    _check_attributes(content, workload.model)
     return binding
+
+
+def _check_attributes(content: Mapping[str, Any], model: nn.Module) -> None:
+    """Raises Stale for a model of other classes or numbers: the plan holds those of its own."""
+    found = attributes_of(model)
+    for name, encoded in content.get("attributes", {}).items():
+        then, now = decode_constant(encoded), found.get(name)
+        if name not in found or not same(then, now):
+            raise Stale(
+                f"{name or 'the model'} is {now!r}, the plan was made with {then!r}",
+                remedy="build the model as when the plan was made",
+            )
 
 
 def _updates(graph: Graph, content: Mapping[str, Any], workload: Workload) -> Updates | None:

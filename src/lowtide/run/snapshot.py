@@ -29,7 +29,7 @@ from torch import Tensor
 from lowtide.run.native import owned_modules
 from lowtide.workload import Workload
 
-__all__ = ["Spill", "bytes_of", "preserved"]
+__all__ = ["Snapshot", "Spill", "bytes_of", "preserved"]
 
 
 class Spill:
@@ -63,7 +63,7 @@ def bytes_of(tensor: Tensor) -> Any:
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 
 
-class _Snapshot:
+class Snapshot:
     """One workload's state, remembered."""
 
     def __init__(self, workload: Workload, directory: Path) -> None:
@@ -138,13 +138,13 @@ class _Snapshot:
 
 
 @contextmanager
-def preserved(workload: Workload) -> Iterator[_Snapshot]:
+def preserved(workload: Workload) -> Iterator[Snapshot]:
     """Inside, steps may run, with no gradients at the start; afterwards all is as it was.
 
     `restore` of what is yielded returns to the start any number of times.
     """
     with tempfile.TemporaryDirectory(prefix="lowtide-") as directory:
-        snapshot = _Snapshot(workload, Path(directory))
+        snapshot = Snapshot(workload, Path(directory))
         try:
             yield snapshot
         finally:

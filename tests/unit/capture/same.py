@@ -81,7 +81,7 @@ def assert_same_steps(
 
 def assert_bits(what: str, ours: Tensor, theirs: Tensor) -> None:
     assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, what
-    same = torch.equal(ours, theirs) or torch.equal(ours.isnan(), theirs.isnan())
+    same = torch.equal(ours, theirs) or torch.allclose(ours, theirs, 0.0, 0.0, equal_nan=True)
     assert same, f"{what} differs by {(ours.double() - theirs.double()).abs().max()}"
     if ours.is_floating_point():
         assert torch.equal(ours.signbit(), theirs.signbit()), f"signs of {what}"

@@ -194,6 +194,37 @@ def test_an_index_outside_its_table_is_an_error() -> None:
         library.kernel(0).run([rand(40, 16), torch.tensor([0, 1, 40, 3, 4])])
 
 
+@pytest.mark.parametrize("target", [5, -1, -100])
+def test_a_target_that_is_no_class_is_an_error_as_in_eager(target: int) -> None:
+    def loss(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return functional.nll_loss(torch.log_softmax(x, 1), t)
+
+    x, t = rand(6, 5), torch.tensor([0, 4, 1, 2, 3, target])
+    library = compile_bodies([trace(loss, (x, t.clamp(min=0, max=4)))])
+    assert library is not None
+    if target == -100:  # ignored
+        torch.testing.assert_close(library.kernel(0).run([x, t])[0], loss(x, t))
+        return
+    with pytest.raises(IndexError):
+        loss(x, t)
+    with pytest.raises(IndexError, match="outside its table"):
+        library.kernel(0).run([x, t])
+
+
+def test_a_value_kept_for_a_later_pass_under_one_that_varies_less() -> None:
+    """The inner value does not depend on the last column variable, so it is ready before it is kept."""
+
+    def body(g: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        wide = torch.tanh(g / 3)[:, :, None, None].expand(4, 4, 5, 5)
+        total = (wide * y).sum((0, 2, 3))
+        return (y - wide / 25) * total[None, :, None, None]
+
+    given = (rand(4, 4), rand(4, 4, 5, 5))
+    library = compile_bodies([trace(body, given)])
+    assert library is not None
+    torch.testing.assert_close(library.kernel(0).run(list(given))[0], body(*given), rtol=1e-5, atol=1e-5)
+
+
 def test_what_has_no_kernel_is_refused_by_name() -> None:
     body = trace(lambda x: torch.cumsum(x, 0), (rand(3, 4),))
     with pytest.raises(Unfusable, match="cumsum"):

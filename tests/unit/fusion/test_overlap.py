@@ -64,6 +64,14 @@ SAFE = {
     "picked before": (lambda x, t: (torch.softmax(x, -1), x.gather(1, t[:, None])), (X, TARGET)),
     "column sums along": (lambda x, y: (x.sum(-1, keepdim=True) + y, (x * y).sum(0)), (X, Y)),
     "summed before": (lambda x: x / x.sum(), (X,)),
+    "sums of columns beside what columns are shifted by": (
+        lambda x, m: (x - x.sum(0) - m, x.sum(0) * 3),
+        (X, tensor(3, COLS)),
+    ),
+    "sums of rows beside what rows are shifted by": (
+        lambda x, m: (x - x.sum(1, keepdim=True) - m, x.sum(1, keepdim=True) * 3),
+        (X, tensor(3, ROWS, 1)),
+    ),
 }
 UNSAFE = {
     "transposed": (lambda x: (y := x * 3) + y.t(), (tensor(2, COLS, COLS),)),

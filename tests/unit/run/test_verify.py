@@ -10,7 +10,7 @@ from torch import nn
 
 from lowtide.capture import Program, capture
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.ops import Aten, Fused
+from lowtide.ir.ops import Aten, Fused, Ref
 from lowtide.run.plan import build_plan
 from lowtide.run.verify import relative_error, verify
 from lowtide.workload import Workload
@@ -43,6 +43,32 @@ def workload(training: bool = True) -> Workload:
         loss=F.cross_entropy,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     )
+
+
+class Clamps(nn.Linear):
+    """Changes its weight in the forward; a buffer is its bias's own memory."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.register_buffer("seen", self.bias.data)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("eager_fits", [True, False])
+def test_weights_that_the_forward_changes_are_changed_before_the_update(eager_fits: bool) -> None:
+    torch.manual_seed(0)
+    model = Clamps()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = Workload(model, (torch.rand(5, 6),), loss=torch.mean, optimizer=optimizer)
+    program = capture(step)
+    verdict = verify(program, build_plan(program), eager_fits=eager_fits)
+    assert verdict.bit_equal, verdict.explain()
+    wrong = changed(program, {"aten.clamp.default": Aten("aten.clamp.default", (Ref(0), -0.1, 0.2))})
+    assert not verify(program, build_plan(program, wrong), eager_fits=eager_fits).passed
 
 
 def changed(program: Program, wrong: dict[str, Aten]) -> Graph:

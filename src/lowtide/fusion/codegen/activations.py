@@ -115,13 +115,13 @@ def hardswish(b: B, x: Expr) -> Expr:
 
 def hardswish_backward(b: B, grad: Expr, x: Expr) -> Expr:
     ramp = b.apply("mul", grad, b.apply("add", b.apply("div", x, number(b, x, 3)), number(b, x, 0.5)))
-    inner = b.where(b.compare("le", x, number(b, x, 3)), ramp, grad)
-    return b.where(b.compare("lt", x, number(b, x, -3)), number(b, x, 0), inner)
+    inner = b.where(b.compare("ge", x, number(b, x, 3)), grad, ramp)
+    return b.where(b.compare("le", x, number(b, x, -3)), number(b, x, 0), inner)
 
 
 def inside(b: B, grad: Expr, x: Expr, low: float, high: float) -> Expr:
-    out = b.apply("or", b.compare("le", x, number(b, x, low)), b.compare("ge", x, number(b, x, high)))
-    return b.where(out, number(b, grad, 0), grad)
+    within = b.apply("and", b.compare("gt", x, number(b, x, low)), b.compare("lt", x, number(b, x, high)))
+    return b.where(within, grad, number(b, grad, 0))
 
 
 def hardsigmoid_backward(b: B, grad: Expr, x: Expr) -> Expr:

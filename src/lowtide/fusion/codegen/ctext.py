@@ -58,7 +58,7 @@ _INTEGER = {
     "floordiv": "lt_floordiv_i({0}, {1})", "truncdiv": "({0} / {1})",
     "remainder": "lt_rem_i({0}, {1})", "fmod": "({0} % {1})",
     "bitand": "({0} & {1})", "bitor": "({0} | {1})", "bitxor": "({0} ^ {1})", "bitnot": "(~{0})",
-    "pow": "lt_ipow({0}, {1})",
+    "pow": "lt_ipow({0}, {1})", "checked": "lt_row({0}, {1}, bad)",
 }  # fmt: skip
 _BOOL = {"and": "({0} & {1})", "or": "({0} | {1})", "xor": "({0} != {1})", "not": "(!{0})"}
 _DIVIDES = frozenset({"floordiv", "truncdiv", "remainder", "fmod"})

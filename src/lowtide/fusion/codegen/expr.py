@@ -49,7 +49,7 @@ SCALAR_COST = {
     "exp": 12, "exp2": 30, "expm1": 30, "log": 13, "log2": 30, "log10": 30, "log1p": 30,
     "tanh": 16, "sigmoid": 15, "erf": 24, "erfc": 40, "sin": 40, "cos": 40, "tan": 40,
     "asin": 40, "acos": 40, "atan": 40, "sinh": 40, "cosh": 40, "atan2": 50, "pow": 50,
-    "torch_sqrt": 8,
+    "torch_sqrt": 8, "checked": 30,
 }  # fmt: skip
 
 
@@ -169,6 +169,10 @@ class Builder:
         """``buffer[index + stride * row]`` with `row` checked against ``[0, bound)`` when it runs."""
         leaf = Leaf("load", source=buffer, index=index, stride=stride, bound=bound, stored=dtype)
         return self._make("load", (row,), compute_dtype(dtype), leaf)
+
+    def checked(self, row: Expr, bound: int) -> Expr:
+        """`row`, checked against ``[0, bound)`` when it runs."""
+        return self.apply("checked", row, self.const(bound, torch.int64))
 
     def reduced(self, reduction: str, index: Index, dtype: torch.dtype) -> Expr:
         """Element `index` (row-major over the kept axes) of a reduction's result."""

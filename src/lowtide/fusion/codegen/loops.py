@@ -156,7 +156,7 @@ class Loops:
     def hoist(self, roots: Sequence[Expr], force: bool = False) -> None:
         """Emit what is ready in the innermost open scope; `force`: everything must be."""
         for node in self.needed(roots):
-            if force or self.hoistable(node):
+            if force or (self.hoistable(node) and all(map(self.name_of, node.args))):
                 self.define(node)
 
     def hoistable(self, node: Expr) -> bool:

@@ -1,7 +1,8 @@
 """Losses and their backward: mean squared error, negative log-likelihood.
 
 Method.  The likelihood of the target class is a masked sum over the classes, so that it fuses with the
-log-softmax before it and its backward after it; ignored targets count for nothing.
+log-softmax before it and its backward after it; ignored targets count for nothing, and those that are no
+class are told as eager tells them (in the forward, which always comes first).
 
 Not done here: class weights, losses without reduction over classes.
 """
@@ -93,8 +94,10 @@ def _at_target(kernel: Kernel, x: Tensor, target: Tensor, ignore_index: int) -> 
 
     def rule(indices: Any) -> Expr:
         wanted = inside.at((*indices[:axis], _ZERO, *indices[axis + 1 :]))
+        ignored = _ignored(b, wanted, ignore_index)
+        wanted = b.checked(b.where(ignored, b.const(0, wanted.dtype), wanted), x.shape[axis])
         keep = b.compare("eq", wanted, b.index(indices[axis]))
-        keep = b.apply("and", keep, b.apply("not", _ignored(b, wanted, ignore_index)))
+        keep = b.apply("and", keep, b.apply("not", ignored))
         return b.where(keep, wide.at(indices), b.const(0, wide.dtype))
 
     chosen = Tensor(x.shape, wide.dtype, rule)

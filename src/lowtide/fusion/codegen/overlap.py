@@ -10,6 +10,7 @@ all its loads of an element before it stores one (`Loops.hoist`).  So per load o
     in an earlier stage                              anything
     in the storing stage, in an earlier pass         the element itself, or any of its own row
     in the storing pass                              the element itself; of its own row, if that is read first
+    the same, if a value per row is stored           nothing along the row: its columns are walked afterwards
     a row's first element, whose passes share it     nowhere later than the storing pass
     later                                            refused
 
@@ -71,7 +72,8 @@ def _read_before(stage: Stage, store: Placed, source: str) -> bool:
             inside = _is_first_of_row(stage, node, store.place) or (
                 first and _in_row(stage, node, store.place)
             )
-            if at > here or not (own or inside):
+            after = at > here or (at == here and store.row_only and not placed.row_only)
+            if after or not (own or inside):
                 return False
             met = met or own
     return met

@@ -2,8 +2,8 @@
 
 rewrite:    y = f(x), z = f(x)      becomes      y = f(x), and z's readers read y
 legal when: f draws no random numbers, nothing writes what it reads, the caller does not get z, and both
-            belong to one phase (what a user recomputes in the backward to save memory stays recomputed);
-            views may be shared by all.
+            belong to one phase and are needed in one (what is recomputed for the backward to save memory, by
+            the user or by us, stays recomputed); views may be shared by all.
 effect:     one call less; y lives as long as z did.  Numerics: exact.
 """
 
@@ -18,6 +18,19 @@ from lowtide.transforms.draft import Draft
 from lowtide.transforms.rewriting.record import Applied, Rewritten
 
 __all__ = ["without_duplicates"]
+
+_PHASES = ("forward", "loss", "backward", "clip", "update")
+
+
+def _needed_in(graph: Graph) -> dict[int, int]:
+    """Node id -> the first phase that its results reach (for copies made for the backward: that)."""
+    found: dict[int, int] = {}
+    for node in reversed(graph.nodes):
+        own = _PHASES.index(node.origin.phase) if node.origin.phase in _PHASES else 0
+        readers = [found[reader] for out in node.outputs for reader in graph.readers[out]]
+        returned = any(out in graph.outputs for out in node.outputs)
+        found[node.id] = own if returned else max(own, min(readers, default=own))
+    return found
 
 
 def without_duplicates(graph: Graph) -> Rewritten:
@@ -40,6 +53,7 @@ class _Merging:
         self.renamed: dict[int, int] = {}
         self.applied: list[Applied] = []
         self.seen: dict[tuple[object, ...], Node] = {}
+        self.needed = _needed_in(graph)
         self.written = {graph.values[value].storage for node in graph.nodes for value in node.writes}
 
     def visit(self, node: Node) -> None:
@@ -49,7 +63,7 @@ class _Merging:
         if not self._mergeable(node):
             self._keep(node, inputs, view)
             return
-        key = (node.op, inputs, "" if view else node.origin.phase)
+        key = (node.op, inputs, *(() if view else (node.origin.phase, self.needed[node.id])))
         first = self.seen.get(key)
         if first is None:
             self.seen[key] = self._keep(node, inputs, view)
