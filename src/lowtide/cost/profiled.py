@@ -1,49 +1,96 @@
 """Measured seconds of a graph's nodes, for the machine that runs the plan.
 
 Method.  Single nodes are timed once each (`lowtide.run.timing`); a Fission costs its parts and the
-accumulation of its sums, which is traffic: read, read, write.
+accumulation of its sums, which is traffic: read, read, write.  Of its bodies the largest is timed; the others
+have the same nodes on a few rows less (borders, what is left over), so their times follow from its, node by
+node, in proportion to the bytes that are touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
+from lowtide.cost.roofline import node_bytes
+from lowtide.cost.siblings import Siblings
 from lowtide.ir import Fission, Graph, Merge, Node
 from lowtide.run.kernels import NO_KERNELS, Kernels
 from lowtide.run.store import ProfileStore
 from lowtide.run.timing import time_nodes
 
-__all__ = ["profiled_costs"]
+__all__ = ["bodies_s", "largest_body", "merging_s", "profiled_costs"]
 
 ACCUMULATE_BANDWIDTH = 1.0e10
 """Bytes per second of ``whole += part`` on one CPU core, conservative."""
 
 
 def profiled_costs(
-    graph: Graph, store: ProfileStore | None = None, kernels: Kernels = NO_KERNELS
+    graph: Graph,
+    store: ProfileStore | None = None,
+    kernels: Kernels = NO_KERNELS,
+    siblings: Siblings | None = None,
 ) -> dict[int, float]:
     """Seconds by node id, each distinct node measured once; views and host numbers are free.
 
-    Fused nodes are measured as `kernels` where there is one, else call by call.
+    Fused nodes are measured as `kernels` where there is one, else call by call.  With `siblings`, what was
+    measured on other rows is not measured again.
     """
     store = store or ProfileStore.default()
-    costs = time_nodes(graph, store=store, kernels=kernels)
+    costs = _timed(graph, store, kernels, siblings)
     for node in graph.nodes:
         if isinstance(node.op, Fission):
-            bodies = [sum(profiled_costs(body, store, kernels).values()) for body in node.op.bodies]
-            costs[node.id] = _fission_s(graph, node, node.op, bodies)
+            timed = profiled_costs(node.op.bodies[largest_body(node.op)], store, kernels, siblings)
+            seconds = bodies_s(node.op, timed)
+            parts = (seconds[part.body] for part in node.op.parts)
+            costs[node.id] = sum(parts) + merging_s(graph, node)
     return costs
 
 
-def _fission_s(graph: Graph, node: Node, op: Fission, bodies: Sequence[float]) -> float:
-    parts = [bodies[part.body] for part in op.parts]
-    return sum(parts) + (len(parts) - 1) * _accumulate_s(graph, node, op)
+def _timed(
+    graph: Graph, store: ProfileStore, kernels: Kernels, siblings: Siblings | None
+) -> dict[int, float]:
+    if siblings is None:
+        return time_nodes(graph, store=store, kernels=kernels)
+    guessed: set[int] = set()
+
+    def guess(within: Graph, node: Node) -> float | None:
+        found = siblings.guess(within, node)
+        if found is not None:
+            guessed.add(node.id)
+        return found
+
+    costs = time_nodes(graph, store=store, kernels=kernels, guess=guess)
+    for node in graph.nodes:
+        if node.id not in guessed:
+            siblings.learn(graph, node, costs[node.id])
+    return costs
 
 
-def _accumulate_s(graph: Graph, node: Node, op: Fission) -> float:
-    """Seconds of adding one part's sums to the whole's."""
+def largest_body(op: Fission) -> int:
+    """The number of the body that touches most bytes."""
+    sizes = [sum(node_bytes(body, node) for node in body.nodes) for body in op.bodies]
+    return sizes.index(max(sizes))
+
+
+def bodies_s(op: Fission, costs: Mapping[int, float]) -> tuple[float, ...]:
+    """Seconds of each body of `op`; `costs` are those of the nodes of the largest."""
+    known = op.bodies[largest_body(op)]
+    whole_s, whole = sum(costs.values()), {node.id: max(1, node_bytes(known, node)) for node in known.nodes}
+    found = []
+    for body in op.bodies:
+        touched = {node.id: node_bytes(body, node) for node in body.nodes}
+        if touched.keys() == whole.keys():
+            found.append(sum(costs.get(node, 0.0) * touched[node] / whole[node] for node in whole))
+        else:  # kernels were chosen for each body by itself
+            found.append(whole_s * sum(touched.values()) / sum(whole.values()))
+    return tuple(found)
+
+
+def merging_s(graph: Graph, node: Node) -> float:
+    """Seconds of adding up the sums of all parts of a Fission."""
+    op = node.op
+    assert isinstance(op, Fission)
     sums = [value for value, merge in zip(node.outputs, op.merges, strict=True) if merge is Merge.ADD]
     moved = sum(
         3 * graph.values[value].meta.numel * graph.values[value].meta.dtype.itemsize for value in sums
     )
-    return moved / ACCUMULATE_BANDWIDTH
+    return (len(op.parts) - 1) * moved / ACCUMULATE_BANDWIDTH

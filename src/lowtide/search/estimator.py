@@ -19,19 +19,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from types import MappingProxyType
 
 from lowtide.analysis.facts import Facts, OperatorFacts, assumed_facts
 from lowtide.analysis.lifetime import lifetimes
 from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.cost.devices import Device
-from lowtide.cost.profiled import profiled_costs
+from lowtide.cost.profiled import merging_s, profiled_costs
 from lowtide.cost.roofline import roofline_costs
-from lowtide.ir import Fission, Fused, Graph
+from lowtide.cost.siblings import Siblings
+from lowtide.ir import Fission, Fused, Graph, Node
 from lowtide.run.kernels import Kernels
 from lowtide.run.probe import FactsTree, Path, probe
 from lowtide.run.store import ProfileStore
 
 __all__ = ["Estimator", "assumed_tree"]
+
+NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Estimator:
     store: ProfileStore = field(default_factory=ProfileStore.default)
     kernels: Kernels = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
+    siblings: Siblings = field(default_factory=Siblings)
 
     def facts(self, graph: Graph) -> Facts:
         """What each node allocates as the arena executor runs it; kept with the graph."""
@@ -57,21 +62,37 @@ class Estimator:
     def _probe(self, graph: Graph) -> Facts:
         return probe(graph, "arena", store=self.store, kernels=self.kernels)
 
-    def _profile(self, graph: Graph) -> Mapping[int, float]:
-        return profiled_costs(graph, self.store, self.kernels)
+    def costs(self, graph: Graph, rows: bool = False) -> Mapping[int, float]:
+        """Seconds of each node; kept with the graph.
 
-    def costs(self, graph: Graph) -> Mapping[int, float]:
-        """Seconds of each node; kept with the graph."""
-        found = graph.memo.get(("costs", id(self)))
+        With `rows`, for the body of a region along rows, what was measured on other rows is not measured
+        again: good enough to choose by.  What is chosen is asked for without.
+        """
+        found = graph.memo.get(("costs", id(self), rows))
         if found is None:
-            measured = not self.device
-            found = self._profile(graph) if measured else roofline_costs(graph, self.device)  # type: ignore[arg-type]
-            graph.memo[("costs", id(self))] = found
+            found = graph.memo["costs", id(self), rows] = self._costs(graph, rows)
         return found  # type: ignore[return-value]
 
-    def prices(self, graph: Graph) -> dict[int, float]:
-        """Expected seconds of each node once its graph is fused; parts of a node have its share."""
-        return {node: seconds * self.shares.get(node, 1.0) for node, seconds in self.costs(graph).items()}
+    def _costs(self, graph: Graph, rows: bool) -> Mapping[int, float]:
+        if self.device is not None:
+            return roofline_costs(graph, self.device)
+        return profiled_costs(graph, self.store, self.kernels, self.siblings if rows else None)
+
+    def prices(
+        self, graph: Graph, rows: bool = False, known: Mapping[int, float] = NOTHING
+    ) -> dict[int, float]:
+        """Expected seconds of each node once its graph is fused; parts of a node have its share.
+
+        `rows` as in `costs`; nodes whose seconds are `known` are not asked for.
+        """
+        rest = tuple(node for node in graph.nodes if node.id not in known)
+        asked = replace(graph, nodes=rest) if known else graph
+        costs = self.costs(asked, rows)
+        return {**{node: seconds * self.shares.get(node, 1.0) for node, seconds in costs.items()}, **known}
+
+    def merging_s(self, graph: Graph, node: Node) -> float:
+        """Seconds of adding up the sums of a Fission's parts; on a device they are in its nodes' costs."""
+        return 0.0 if self.device is not None else merging_s(graph, node)
 
 
 def _assumed(graph: Graph) -> dict[int, OperatorFacts]:

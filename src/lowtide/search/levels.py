@@ -11,7 +11,7 @@ region may hold is judged with what everything else holds at that step.  `realis
 graph, from the outside in, and asks the schedulers again, because decisions open better orders.
 
 Invariants.  All options of one region have the same node in the level's graph: its inputs and outputs
-do not depend on how finely it is split.  Bodies of other sizes repeat the decisions made for the first.
+do not depend on how finely it is split.  Bodies of other sizes repeat the decisions made for the largest.
 
 Not done here: which regions (`splits.py`), placement and running.
 """
@@ -26,15 +26,16 @@ import numpy as np
 from lowtide.analysis.facts import Facts
 from lowtide.analysis.parts import body_as_run, deliveries
 from lowtide.analysis.timeline import Timeline, timeline
+from lowtide.cost.profiled import bodies_s, largest_body
 from lowtide.errors import LowtideError
 from lowtide.ir import Fission, Graph, Node
-from lowtide.run.timing import alone
 from lowtide.schedule.heuristics import best_schedule
 from lowtide.search.copies import copies_of
 from lowtide.search.estimator import Estimator
 from lowtide.search.mirror import Mirror, build_mirror
 from lowtide.search.recompute import Halted, Menu, Point, Recomputation, RecomputeOptions
 from lowtide.transforms import remat, splitting
+from lowtide.transforms.halo import HaloCandidate
 from lowtide.transforms.splitting import SplitCandidate
 
 __all__ = ["Choice", "Level", "Realised", "Region", "Split", "Variant", "open_level", "realise", "reordered"]
@@ -56,7 +57,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Variant:
-    """A region in one number of parts: what its node does, and the level of its first body.
+    """A region in one number of parts: what its node does, and the level of its largest body.
 
     A part takes what the level's point takes, `parts` times in all (other bodies by their time), and
     `merging_s` on top for adding up sums.
@@ -67,6 +68,11 @@ class Variant:
     level: Level
     parts: float
     merging_s: float
+
+    @property
+    def seconds(self) -> float:
+        """What it takes with nothing decided inside."""
+        return self.parts * self.level.search.points[0].latency_s + self.merging_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +164,11 @@ def open_level(
 
 
 def _open(
-    opening: _Opening, source: Graph, as_run: Callable[[Graph], Graph] | None, splits: Sequence[Split]
+    opening: _Opening,
+    source: Graph,
+    as_run: Callable[[Graph], Graph] | None,
+    splits: Sequence[Split],
+    rows: bool = False,
 ) -> Level:
     estimator, graph = opening.estimator, source
     regions: list[Region] = []
@@ -170,7 +180,9 @@ def _open(
     runs = graph if as_run is None else as_run(graph)
     order = [node.id for node in runs.nodes]
     delivered = None if as_run is None else frozenset(graph.values[out].storage for out in graph.outputs)
-    mirror = build_mirror(runs, order, estimator.facts(runs), estimator.prices(runs), late, delivered)
+    known = {region.node: region.variants[0].seconds for region in regions}
+    prices = estimator.prices(runs, rows, known)
+    mirror = build_mirror(runs, order, estimator.facts(runs), prices, late, delivered)
     allowed = remat.recomputable(graph, late)
     search = Recomputation(
         mirror,
@@ -242,8 +254,7 @@ def _split(opening: _Opening, graph: Graph, split: Split) -> tuple[Graph, Region
         variant = _variant(opening, applied, node, candidate, split)
         if not variants:
             number = node.id
-            bodies = (variant.level.graph, *variant.op.bodies[1:])
-            result = _with_op(applied, number, replace(variant.op, bodies=bodies))
+            result = _with_op(applied, number, _sketch(variant))
         variants.append(variant)
     return (result, Region(number, tuple(variants))) if variants else (graph, None)
 
@@ -251,6 +262,12 @@ def _split(opening: _Opening, graph: Graph, split: Split) -> tuple[Graph, Region
 def _newest(graph: Graph) -> Node:
     """The Fission that was applied last: its number is the highest."""
     return max((node for node in graph.nodes if isinstance(node.op, Fission)), key=lambda node: node.id)
+
+
+def _sketch(variant: Variant) -> Fission:
+    """A region as its level sees it, only to be judged: every part runs the largest body."""
+    parts = tuple(replace(part, body=0) for part in variant.op.parts)
+    return replace(variant.op, bodies=(variant.level.graph,), parts=parts)
 
 
 def _with_op(graph: Graph, number: int, op: Fission) -> Graph:
@@ -261,22 +278,21 @@ def _with_op(graph: Graph, number: int, op: Fission) -> Graph:
 def _variant(opening: _Opening, graph: Graph, node: Node, candidate: SplitCandidate, split: Split) -> Variant:
     op = node.op
     assert isinstance(op, Fission)
-    first = op.bodies[0]
+    first = op.bodies[largest_body(op)]
 
     def as_run(body: Graph) -> Graph:  # how results leave a body depends on what in it makes them
         return body_as_run(body, deliveries(graph, replace(node, op=replace(op, bodies=(body,)))))
 
     inside = split.inside(first) if split.inside is not None else ()
-    level = _open(opening, first, as_run, inside)
+    rows = isinstance(candidate, HaloCandidate)
+    level = _open(opening, first, as_run, inside, rows)
     if split.inside is not None:
         top = level.search.points[0].peak_bytes
         level.search.sweep(top // 16, opening.halted)
-    lone = alone(graph, node)
-    apart = [sum(opening.estimator.costs(each).values()) for each in op.bodies]
-    merging_s = max(0.0, opening.estimator.costs(lone)[node.id] - sum(apart[part.body] for part in op.parts))
-    costs = [sum(opening.estimator.prices(each).values()) for each in op.bodies]
-    parts_s = sum(costs[part.body] for part in op.parts)
-    return Variant(candidate, op, level, parts_s / costs[0] if costs[0] else len(op.parts), merging_s)
+    prices = opening.estimator.prices(first, rows)
+    seconds, most_s = bodies_s(op, prices), sum(prices.values())
+    parts = sum(seconds[part.body] for part in op.parts) / most_s if most_s else len(op.parts)
+    return Variant(candidate, op, level, parts, opening.estimator.merging_s(graph, node))
 
 
 def _menu(mirror: Mirror, region: Region) -> Menu:
@@ -313,10 +329,14 @@ def _thinned(options: list[Choice]) -> list[Choice]:
 
 def realise(level: Level, point: Point, estimator: Estimator) -> Realised:
     """The graph of a point with the best of the mirrored order and a fresh schedule."""
-    return _realise(level, level.source, point, estimator)
+    graph, order, curve = _decided(level, level.source, point, estimator)
+    costs = estimator.costs(graph)
+    return Realised(graph, order, curve, sum(costs.get(node.id, 0.0) for node in graph.nodes))
 
 
-def _realise(level: Level, source: Graph, point: Point, estimator: Estimator) -> Realised:
+def _decided(
+    level: Level, source: Graph, point: Point, estimator: Estimator
+) -> tuple[Graph, tuple[int, ...], Timeline]:
     """`source`, the level's or one with the same nodes for another size of part, as the point decides."""
     graph = source
     for region, choice in zip(level.regions, point.options, strict=True):
@@ -326,12 +346,11 @@ def _realise(level: Level, source: Graph, point: Point, estimator: Estimator) ->
     graph = reordered(graph, [node.id for node in level.graph.nodes])
     chosen = _same_storages(level.graph, graph, point.chosen)
     graph = remat.apply(graph, remat.RematCandidate(chosen, level.late)).graph
-    facts, costs = estimator.facts(graph), estimator.costs(graph)
+    facts = estimator.facts(graph)
     orders = [tuple(node.id for node in graph.nodes), tuple(best_schedule(graph, facts, inplace=True).order)]
     curves = [timeline(graph, order, facts, inplace=True) for order in orders]
     best = min(range(len(orders)), key=lambda index: curves[index].peak_above_bytes)
-    seconds = sum(costs.get(node.id, 0.0) for node in graph.nodes)
-    return Realised(graph, orders[best], curves[best], seconds)
+    return graph, orders[best], curves[best]
 
 
 def _run_as(graph: Graph, choice: Choice, estimator: Estimator) -> Graph:
@@ -339,10 +358,9 @@ def _run_as(graph: Graph, choice: Choice, estimator: Estimator) -> Graph:
     node = _newest(graph)
     op, level = node.op, choice.variant.level
     assert isinstance(op, Fission)
-    made = (_realise(level, body, choice.point, estimator) for body in op.bodies)
-    return _with_op(
-        graph, node.id, replace(op, bodies=tuple(reordered(each.graph, each.order) for each in made))
-    )
+    made = (_decided(level, body, choice.point, estimator) for body in op.bodies)
+    bodies = tuple(reordered(body, order) for body, order, _ in made)
+    return _with_op(graph, node.id, replace(op, bodies=bodies))
 
 
 def _same_storages(old: Graph, new: Graph, chosen: frozenset[int]) -> frozenset[int]:
