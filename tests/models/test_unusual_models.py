@@ -145,7 +145,18 @@ def clamped_weight(model: Any, x: Tensor) -> Tensor:
     return model.parts[0](x)
 
 
+@torch.library.custom_op("lowtide_tests::noisy", mutates_args=())
+def noisy(x: Tensor) -> Tensor:
+    """Draws without telling."""
+    return x + torch.rand_like(x)
+
+
+noisy.register_fake(torch.empty_like)
+noisy.register_autograd(lambda ctx, gradient: gradient, setup_context=lambda ctx, inputs, output: None)
+
+
 FORWARDS: Mapping[str, Body] = {
+    "an operator of another library that draws": lambda m, x: noisy(m.parts[0](x).tanh()).tanh(),
     "one module twice": lambda m, x: m.parts[0](m.parts[0](x).relu()),
     "a tied weight": lambda m, x: functional.linear(m.parts[0](x), m.parts[0].weight.t()),
     "in place on views": in_place_on_views,

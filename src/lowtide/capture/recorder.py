@@ -224,5 +224,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 remedy="draw from the default generator inside the model",
             )
         raise CaptureError(
-            f"an operator takes a {type(arg).__name__}, which no graph can hold", source=self.origins.source()
+            f"an operator takes a {type(arg).__name__}, which no graph can hold",
+            source=self.origins.source(),
+            remedy="pass the model before it was quantised or packed, or keep the operator outside of it",
         )

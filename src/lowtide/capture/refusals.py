@@ -155,7 +155,9 @@ def explain(origins: Origins) -> Iterator[None]:
         ) from error
     except UnsupportedOperatorException as error:
         raise CaptureError(
-            f"{_operator(error)} cannot run without data", source=_source(error.__traceback__)
+            f"{_operator(error)} cannot run without data",
+            source=_source(error.__traceback__),
+            remedy="keep it outside the model, or register a fake for it (torch.library.register_fake)",
         ) from error
     except Exception as error:
         text = traceback.format_exception_only(error)[-1].strip().splitlines()[0]

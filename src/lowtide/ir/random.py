@@ -1,9 +1,8 @@
 """Which operations draw from a random generator: the one place that knows.
 
 A random node runs once, in program order, and is never recomputed.  PyTorch tags its own random operators;
-an operator that takes a dropout probability of zero, or that is not training, draws nothing.
-
-Not done here: operators of other libraries that draw without carrying the tag.
+an operator that takes a dropout probability of zero, or that is not training, draws nothing.  Operators of
+other libraries carry the tag or do not: all of them are taken for random.
 """
 
 from __future__ import annotations
@@ -21,6 +20,9 @@ __all__ = ["is_random"]
 _SILENT = {"dropout_p": 0.0, "train": False, "training": False}
 """Argument values with which a tagged operator draws nothing."""
 
+_TAGGED = frozenset({"aten", "prims", "lowtide"})
+"""Namespaces whose operators carry the tag if they draw."""
+
 
 def is_random(op: Op) -> bool:
     """Whether running `op` advances a random generator."""
@@ -35,7 +37,8 @@ def is_random(op: Op) -> bool:
 
 @cache
 def _is_tagged(overload: str) -> bool:
-    return torch.Tag.nondeterministic_seeded in resolve(overload).tags
+    foreign = overload.partition(".")[0] not in _TAGGED
+    return foreign or torch.Tag.nondeterministic_seeded in resolve(overload).tags
 
 
 def _is_silent(op: Aten) -> bool:
