@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lowtide.capture.guards import Guards
@@ -133,14 +134,14 @@ class Binding:
                 )
         tensors: dict[int, Tensor] = {}
         for name, meta in self.inputs.items():
-            _check_input(name, meta, given[name])
+            found = _as_captured(name, meta, given[name])
             value = self.names[name]
-            if value in tensors and tensors[value].data_ptr() != given[name].data_ptr():
+            if value in tensors and tensors[value].data_ptr() != found.data_ptr():
                 raise ShapeMismatch(
                     f"argument {name} was the same tensor as another argument at capture",
                     remedy="pass one tensor twice, as captured, or capture with two",
                 )
-            tensors[value] = given[name]
+            tensors[value] = found
         return tensors
 
 
@@ -160,9 +161,14 @@ def _compare(name: str, seen: Seen, tensor: Tensor) -> None:
         raise Stale(f"{name} lies in other memory than at capture", remedy="capture again")
 
 
-def _check_input(name: str, meta: TensorMeta, given: Any) -> None:
+def _as_captured(name: str, meta: TensorMeta, given: Any) -> Tensor:
+    """An argument, with the strides of capture where one is only called otherwise (axes of one element)."""
     if not isinstance(given, Tensor):
         raise ShapeMismatch(f"argument {name} is a {type(given).__name__}, captured as a tensor")
+    if given.layout != torch.strided:
+        raise ShapeMismatch(
+            f"argument {name} is a {given.layout} tensor", remedy="pass it dense (.to_dense())"
+        )
     now = meta_of(given)
     if now.shape != meta.shape:
         raise ShapeMismatch(
@@ -175,10 +181,14 @@ def _check_input(name: str, meta: TensorMeta, given: Any) -> None:
             remedy="convert it",
         )
     if now.stride != meta.stride:
+        steps = zip(meta.shape, meta.stride, now.stride, strict=True)
+        if all(size == 1 or then == step for size, then, step in steps):
+            return given.as_strided(meta.shape, meta.stride)
         raise ShapeMismatch(
             f"argument {name} has strides {now.stride}, the plan is for {meta.stride}",
             remedy="copy it into that layout (.contiguous(), or memory_format=torch.channels_last)",
         )
+    return given
 
 
 def address_of(tensor: Tensor) -> int:

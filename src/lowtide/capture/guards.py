@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from lowtide.capture.fingerprint import MISSING, Change, Fingerprint, Place, same, show
@@ -41,6 +42,8 @@ _INNER = frozenset(vars(nn.Module()))
 
 _CONSTRUCTION = frozenset({"__init__", "__repr__", "extra_repr", "reset_parameters"})
 """Methods that no step calls."""
+
+_DEFAULT = "torch.get_default_dtype()"
 
 _PLAIN = frozenset({int, float, complex, bool, str, type(None)})
 
@@ -74,6 +77,7 @@ class Guards:
 
     guards: tuple[_Guard, ...] = ()
     names: frozenset[str] = frozenset()
+    default_dtype: torch.dtype = torch.float32
 
     @staticmethod
     def of(fingerprint: Fingerprint, modules: Iterable[nn.Module]) -> Guards:
@@ -82,12 +86,13 @@ class Guards:
         names = frozenset({"forward", *_names(function.__code__ for function in functions)})
         names = names.union(*map(_names_of_class, {type(each) for each in modules}))
         found = ((place, _kept(place, names)) for place in fingerprint.places)
-        return Guards(
-            tuple(_Guard(place, kept, len(place.live())) for place, kept in found if kept is not None), names
-        )
+        guards = tuple(_Guard(place, kept, len(place.live())) for place, kept in found if kept is not None)
+        return Guards(guards, names, torch.get_default_dtype())
 
     def first_change(self) -> Change | None:
         """The first entry that is no longer what it was."""
+        if torch.get_default_dtype() != self.default_dtype:  # of tensors that the step makes of nothing
+            return Change(_DEFAULT, str(self.default_dtype), str(torch.get_default_dtype()))
         for guard in self.guards:
             change = guard.change(self.names)
             if change is not None:
@@ -111,7 +116,7 @@ def _kept(place: Place, names: frozenset[str]) -> tuple[tuple[Any, Any], ...] | 
 
 def attributes_of(model: nn.Module) -> dict[str, Any]:
     """Class names, and plain attributes that some forward names, by path: what a saved plan compares."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {_DEFAULT: str(torch.get_default_dtype())}
     modules = walk_modules({"": model})
     named = {kind: _names_of_class(kind) for kind in {type(module) for _, module in modules}}
     for path, module in modules:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lowtide.capture.apart import check_apart
 from lowtide.capture.binding import Binding
 from lowtide.capture.result import Result
 from lowtide.capture.update import Updates
@@ -69,6 +70,7 @@ class Program:
         """
         found = self.binding.check(self.workload, self.optimizer)
         given = self.binding.arguments(args, kwargs or {}, targets)
+        check_apart(self.graph, self.names, found, given)
         self.ensure_state()
         return {**self.binding.owned(found, self.optimizer), **given}
 

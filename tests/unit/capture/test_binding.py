@@ -102,6 +102,53 @@ def test_one_tensor_passed_twice() -> None:
         program.bind((y, x))
 
 
+def test_strides_of_axes_with_one_element_mean_nothing() -> None:
+    """`.contiguous()` would not change them, so a caller could do nothing about them."""
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(1, 2, 3), torch.randn(4, 1, 8, 8)
+    program = capture(Workload(model, (x,)))
+    other = x.to(memory_format=torch.channels_last)
+    assert other.stride() != x.stride() and other.is_contiguous()
+    tensor = program.bind((other,))[program.names["arg:0"]]
+    assert tensor.stride() == x.stride() and tensor.data_ptr() == other.data_ptr()
+    assert torch.equal(run(program, (other,))[0], model(other))
+    with pytest.raises(ShapeMismatch, match=r"sparse_coo tensor: pass it dense"):
+        program.bind((x.to_sparse(),))
+
+
+class Adds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4, 4))
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        self.total.add_(b)
+        return self.layer(b) + a
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_arguments_that_share_memory_only_now(training: bool) -> None:
+    torch.manual_seed(0)
+    model, a, b = Adds(), torch.randn(4, 4), torch.randn(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if training else None
+    loss = torch.sum if training else None
+    program = capture(Workload(model, (a, b), loss=loss, optimizer=optimizer))
+    whole = torch.randn(8, 4)
+    program.bind((whole[:4], whole[4:]))  # side by side
+    with pytest.raises(ShapeMismatch, match=r"arg:1 shares memory with arg:0, .*\.clone\(\)"):
+        program.bind((whole[:4], whole[2:6]))
+    with pytest.raises(ShapeMismatch, match="arg:1 shares memory with buffer:total"):
+        program.bind((a, model.total))
+    weight = model.layer.weight.detach()
+    if training:
+        with pytest.raises(ShapeMismatch, match=r"arg:1 shares memory with param:layer\.weight"):
+            program.bind((a, weight))
+    else:
+        program.bind((a, weight))  # only read
+
+
 def make_eval(program: Program) -> None:
     program.workload.model.get_submodule("norm").eval()
 

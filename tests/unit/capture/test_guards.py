@@ -142,6 +142,17 @@ def test_globals(monkeypatch: pytest.MonkeyPatch) -> None:
     bind(program)  # set back
 
 
+def test_the_default_type_of_new_tensors() -> None:
+    program = program_of()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(Stale, match=r"get_default_dtype\(\) \(torch\.float32 became torch\.float64\)"):
+            bind(program)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    bind(program)
+
+
 def test_what_no_forward_names_may_change() -> None:
     program = program_of()
     model: Any = program.workload.model
