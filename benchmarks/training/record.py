@@ -14,7 +14,13 @@ from typing import Any, Literal
 __all__ = ["Comparison", "Figures", "Panel", "Row", "least", "read_comparison", "write_comparison"]
 
 Series = Literal["eager", "peer", "ours"]
-TOLERANCE = 1e-3
+TOLERANCE = 5e-2
+"""Of the largest relative difference from eager's gradients, for rows that count as doing the same.
+
+Wide on purpose: float32 itself may be far from float64 (the U-Net's gradients: eager by 4e-3, compiled code,
+which sums in another order, by 2e-2), and no peer should look worse for that.  The difference stands in
+every row.
+"""
 
 
 @dataclass(frozen=True)
