@@ -72,7 +72,7 @@ def prepared(model: nn.Module, x: Tensor) -> tuple[Plan, PreparedForm]:
     graph, estimator = program.graph, Estimator()
     order = tuple(node.id for node in graph.nodes)
     realised = Realised(graph, order, timeline(graph, order, estimator.facts(graph), inplace=True), 0.0)
-    form = Preparer.beside(estimator).prepared(realised)
+    form = Preparer.beside(estimator).prepared(realised, 1 << 30)
     assert form is not None
     plan = build_plan(
         program,

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from lowtide.analysis.key import graph_key, node_key
 from lowtide.analysis.timeline import timeline
 from lowtide.fusion.codegen.lower import lower
 from lowtide.fusion.codegen.sliding import uses_winograd
@@ -29,6 +30,7 @@ from lowtide.fusion.layout import channels_last
 from lowtide.fusion.profit import Pricing
 from lowtide.ir import Fission, Graph, Node
 from lowtide.ir.extract import extract
+from lowtide.ir.graph import Role
 from lowtide.run.allocator import load_hook
 from lowtide.run.derived import Derivation, derivation_of
 from lowtide.schedule.heuristics import best_schedule
@@ -41,6 +43,12 @@ from lowtide.transforms.rewriting.record import Applied, Rewritten
 from lowtide.transforms.rewriting.rewrite import RewriteOptions, rewrite
 
 __all__ = ["PreparedForm", "Preparer", "rewrite_moves", "simplified"]
+
+_CONVOLUTION = "aten.convolution.default"
+_PRODUCTS = ("aten.mm.default", "aten.addmm.default")
+
+LEAST_ROWS = 8
+"""A product of fewer rows reads its weight once in any case: packing it only takes memory."""
 
 FAR = 1 << 30
 """Groups of an inference may reach this far: nothing in it was recomputed late."""
@@ -68,7 +76,7 @@ class Preparer:
 
     estimator: Estimator
     fuser: Fuser
-    made: dict[int, PreparedForm | None] = field(default_factory=dict)
+    made: dict[str, PreparedForm | None] = field(default_factory=dict)
 
     @staticmethod
     def beside(estimator: Estimator) -> Preparer:
@@ -77,14 +85,25 @@ class Preparer:
         fuser = Fuser(own, own.kernels, Foundry(keep=True), Pricing(keep=True), reach=FAR, judged=False)  # type: ignore[arg-type]
         return Preparer(own, fuser)
 
-    def prepared(self, realised: Realised) -> PreparedForm | None:
-        """The same step with prepared weights; None if nothing would be, or a region is split."""
-        if any(isinstance(node.op, Fission) for node in realised.graph.nodes):
+    def prepared(self, realised: Realised, most_bytes: int) -> PreparedForm | None:
+        """The same step with prepared weights; None if nothing would be, or a region is split.
+
+        Nor is there one if what it keeps takes more than `most_bytes` at the first glance.
+        """
+        graph = realised.graph
+        if any(isinstance(node.op, Fission) for node in graph.nodes) or _packed_bytes(graph) > most_bytes:
             return None
-        graph = reordered(realised.graph, realised.order)
+        key = graph_key(graph)
+        if key not in self.made:
+            self.made[key] = self._make(reordered(graph, realised.order), realised)
+        return self.made[key]
+
+    def _make(self, graph: Graph, realised: Realised) -> PreparedForm | None:
         rewritten = rewrite(graph, RewriteOptions(derive=True, takes=_takes_factors))
         parts = split_derived(rewritten.graph)
         laid = channels_last(parts.graph).graph
+        few = (node for node in laid.nodes if _rows(laid, node) in range(1, LEAST_ROWS))
+        self.fuser.lost_products.update(node_key(laid, node) for node in few)
         order = tuple(node.id for node in laid.nodes)
         fused = self.fuser.fuse(Realised(laid, order, realised.timeline, 0.0))
         if fused is None:
@@ -95,6 +114,22 @@ class Preparer:
         if derivation is None:
             return None
         return PreparedForm(fused, derivation, tuple(rewrite_moves(rewritten, graph)), self.estimator)
+
+
+def _rows(graph: Graph, node: Node) -> int:
+    """Rows of the result of a matrix product; 0 for other nodes."""
+    product = getattr(node.op, "overload", "") in _PRODUCTS
+    return graph.values[node.outputs[0]].meta.shape[-2] if product else 0
+
+
+def _packed_bytes(graph: Graph) -> int:
+    """About what kernels of convolutions and large products keep: their weights' bytes."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        if getattr(node.op, "overload", "") == _CONVOLUTION or _rows(graph, node) >= LEAST_ROWS:
+            found.update(graph.values[value].storage for value in node.inputs)
+    weights = (graph.storages[storage] for storage in found)
+    return sum(storage.nbytes for storage in weights if storage.role is Role.PARAM)
 
 
 def _takes_factors(graph: Graph, node: Node) -> bool:

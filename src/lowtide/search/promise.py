@@ -181,6 +181,12 @@ class _Promise:
         raise refuse(self.limit.memory_bytes, self._reached())
 
     @property
+    def _most_bytes(self) -> int:
+        """Bytes above resident that no plan may take: the limit's, or eager's."""
+        most = self.limit.memory_bytes or self.setting.eager.peak_bytes
+        return most - self.setting.resident_bytes
+
+    @property
     def _bound_bytes(self) -> int:
         assert self.limit.memory_bytes is not None
         return self.limit.memory_bytes - self.setting.resident_bytes
@@ -219,6 +225,9 @@ class _Promise:
                 return outcome
             self.kept.remove(smallest)
             self._learn(correction, smallest.trial.spot, outcome.latency_ratio)
+        found = self._unsplit()
+        if found is not None and (outcome := self._finish(found)).met:
+            return outcome
         raise Infeasible(
             f"latency {format_ratio(self.limit.latency_ratio)} of eager was not reached: the fastest plan "
             f"that ran took {format_ratio(self.best_ratio)}",
@@ -227,6 +236,12 @@ class _Promise:
             source=self.setting.floor.source,
             remedy="raise the latency limit",
         )
+
+    def _unsplit(self) -> _Ran | None:
+        """The whole step, if it keeps the limit in some form: only that is offered with prepared weights."""
+        whole = self.explorer.bases[0]
+        spot = Spot(whole, min(whole.points(), key=lambda point: point.latency_s))
+        return None if spot in self.tried else self.try_spot(spot)
 
     def _look(self, correction: Correction, started: float) -> None:
         """Run points until smaller ones are not expected to keep a latency limit, or patience is over.
@@ -270,7 +285,7 @@ class _Promise:
 
     def try_spot(self, spot: Spot) -> _Ran | None:
         """The better form of a point that keeps the limit when run; None if none does."""
-        forms = list(self.workshop.trials(spot))
+        forms = list(self.workshop.trials(spot, self._most_bytes))
         plain = forms[-1]
         forms.sort(key=self._rank)
         while forms:

@@ -75,14 +75,17 @@ class Workshop:
     preparer: Preparer | None = None
     rewrites: tuple[Move, ...] = ()
 
-    def trials(self, spot: Spot) -> Iterator[Trial]:
-        """The fused form of a point, that with prepared weights (if there are such forms), the plain form."""
+    def trials(self, spot: Spot, most_bytes: int = 0) -> Iterator[Trial]:
+        """The fused form of a point, that with prepared weights (if there are such forms), the plain form.
+
+        What is prepared may take up to about `most_bytes` above resident.
+        """
         self.enter("build")
         realised = realise_base(spot.base, spot.point, self.estimator)
         fused = self.fused(spot, realised)
         if fused is not None:
             yield fused
-        prepared = self.preparer.prepared(realised) if self.preparer else None
+        prepared = self.preparer.prepared(realised, most_bytes) if self.preparer else None
         if prepared is not None:
             yield Trial(spot, prepared.realised, True, self, prepared)
         yield Trial(spot, realised, False, self)
