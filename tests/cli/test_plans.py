@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lowtide.terminal import engine
+
 MLP = "mlp:batch=64,dim=32,layers=3,mode=train"
 KEYS = {"workload", "device", "limit", "met", "verified", "eager", "plan", "floor_bytes", "search", "moves"}
 
@@ -30,6 +32,7 @@ def test_the_figures_keep_the_limit(saved: Path) -> None:
     assert record["plan"]["peak_bytes"] <= record["limit"]["memory_bytes"]
     assert record["plan"]["peak_bytes"] == record["plan"]["predicted_peak_bytes"]
     assert record["plan"]["peak_bytes"] <= record["eager"]["peak_bytes"]
+    assert all(record[who]["rss_peak_bytes"] is not None for who in ("eager", "plan"))
 
 
 def test_the_report_is_one_file(saved: Path) -> None:
@@ -38,21 +41,20 @@ def test_the_report_is_one_file(saved: Path) -> None:
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
-def test_explain_and_run_a_saved_plan(typed, saved: Path) -> None:
+def test_explain_and_run_a_saved_plan_with_a_trace(
+    typed, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Three more processes, whose figures were compared when the plan was made.
+    monkeypatch.setattr(engine, "measure_fresh", lambda outcome, spec: outcome)
     told = typed("explain", str(saved / "p.lt"))
     assert told.status == 0
     assert "Alive at the plan's peak" in told.out
-    figures = saved / "run.json"
-    ran = typed("run", str(saved / "p.lt"), MLP, "--steps", "2", "--json", str(figures))
+    figures, trace = saved / "run.json", saved / "trace.json"
+    files = ["--json", str(figures), "--trace", str(trace)]
+    ran = typed("run", str(saved / "p.lt"), MLP, "--steps", "2", *files)
     assert ran.status == 0, ran.err
     again, first = json.loads(figures.read_text()), json.loads((saved / "p.json").read_text())
     assert again["plan"]["peak_bytes"] == first["plan"]["peak_bytes"]
-
-
-def test_a_run_writes_a_trace(typed, saved: Path) -> None:
-    trace = saved / "trace.json"
-    ran = typed("run", str(saved / "p.lt"), MLP, "--trace", str(trace))
-    assert ran.status == 0, ran.err
     slices = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     assert {event["args"]["phase"] for event in slices} >= {"forward", "backward", "update"}
     assert any("mlp.py" in event["args"]["source"] for event in slices)

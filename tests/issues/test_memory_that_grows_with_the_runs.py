@@ -42,8 +42,18 @@ def workload(training: bool) -> Workload:
 
 
 def tensors() -> int:
+    return len(alive())
+
+
+def alive() -> list[torch.Tensor]:
     gc.collect()
-    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
+
+def bytes_of(found: list[torch.Tensor]) -> int:
+    """Bytes of all storages among them."""
+    storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in found}
+    return sum(storages.values())
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -120,12 +130,17 @@ def test_fifty_shapes(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
     cache = PlanCache(make, lambda workload: build_plan(capture(workload), poison=True), max_plans=4)
     run = cache.step if training else cache
-    counts = {}
+    counts, beside = {}, {}
     for step, rows in enumerate((*range(1, 51), 50, 49, 1)):
         x = torch.randn(rows, 2)
         assert torch.equal(run(x), run_step(make(x, 1)))
         assert len(cache) <= 4
         assert sum(plan._executor._prepared is not None for plan in cache._plans.values()) == 1
         if step in (20, 30, 49):  # each takes a third of a second
-            counts[step] = tensors()
+            found, plans = alive(), list(cache._plans.values())
+            arena = next(plan._executor.prepare()[0].arena for plan in plans if plan._executor._prepared)
+            known = [arena, *(plan.program.workload.args[0] for plan in plans)]
+            counts[step], beside[step] = len(found), bytes_of(found) - bytes_of(known)
+            del found, plans, arena, known
     assert len(set(counts.values())) == 1, counts
+    assert len(set(beside.values())) == 1, beside

@@ -1,4 +1,4 @@
-"""Operators with several outputs as units of recomputation and of parts (pytorch PR#188014).
+"""Operators with several outputs as units of recomputation, of swapping and of parts (pytorch PR#188014).
 
 Some outputs are read at once, others only by the backward, others by nobody.
 """
@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.differential.small_steps import outcome
 from tests.issues.ladder import Rung, assert_traces, build, climb, eager_trace, ordered, parts_of, plan_trace
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lowtide.capture import capture
-from lowtide.transforms import remat
+from lowtide.ir.verify import verify
+from lowtide.transforms import remat, swap
 from lowtide.workload import Workload
 
 
@@ -129,3 +131,21 @@ def test_some_outputs_kept_and_others_recomputed(name: str) -> None:
         edited = remat.apply(graph, remat.RematCandidate(storages, late)).graph
         plan = build(program, Rung(f"recomputed {sorted(storages)}", edited, ordered(edited)))
         assert_traces(plan_trace(plan, workload, 1), eager, 0.0, f"recomputed {sorted(storages)}")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_output_that_may_wait_elsewhere(name: str) -> None:
+    """Stored and loaded alone, and all of them one after the other; the plain executor runs the copies."""
+    program = capture(step_of(name))
+    program.ensure_state()
+    graph = program.graph
+    several = {value for node in graph if len(node.outputs) > 1 for value in node.outputs}
+    expected = outcome(program, graph)
+    chosen = [each for each in swap.candidates(graph) if each.value in several]
+    everything = graph
+    for candidate in chosen:
+        everything = swap.apply(everything, candidate).graph
+        for edited in (swap.apply(graph, candidate).graph, everything):
+            verify(edited)
+            assert all(map(torch.equal, outcome(program, edited), expected)), candidate
+    assert chosen or name in ("recurrent", "linear algebra")
