@@ -26,6 +26,7 @@ from lowtide.search.levels import Split
 from lowtide.search.outcome import SearchRecord
 from lowtide.search.recompute import Halted, Point
 from lowtide.search.splits import inner_splits, large_split, row_splits, single_split
+from lowtide.transforms.compaction import compacted
 from lowtide.transforms.fission import prepare
 
 __all__ = ["Explorer", "Goal", "Improvement", "Spot"]
@@ -111,6 +112,7 @@ class Explorer:
         self._trace(self.bases[0])
         self._open_inner()
         self._open_others()
+        self._open_compacted()
         self._make_room()
         if self.goal.target_bytes is not None and not self._stopped():
             self._refine(self.goal.target_bytes)
@@ -176,8 +178,18 @@ class Explorer:
         for number, rows in enumerate(row_splits(self.graph, self.estimator)):
             yield f"rows {number + 1}", rows
 
-    def _open(self, label: str, splits: tuple[Split, ...]) -> Base | None:
-        base = open_base(label, self.graph, splits, self.estimator, self.seed, self._stopped)
+    def _open_compacted(self) -> None:
+        """Copy the slices that outlive the rest of their storage."""
+        best = self.best()
+        if best is None or best.base.splits or self._stopped() or self._satisfied():
+            return
+        graph = compacted(self.graph)
+        if graph is not self.graph:
+            self._open("slices copied", (), graph)
+
+    def _open(self, label: str, splits: tuple[Split, ...], graph: Graph | None = None) -> Base | None:
+        source = graph or self.graph
+        base = open_base(label, source, splits, self.estimator, self.seed, self._stopped)
         if base is not None:
             self.bases.append(base)
             self._trace(base)
@@ -185,24 +197,42 @@ class Explorer:
 
     def _make_room(self) -> None:
         """Split the operators that are in the way of a lower peak as well, then the next that are."""
-        normal = prepare(self.graph)
-        masks = normal is not prepare(self.graph, masks=False)
-        base, singles = self._best_base(), dict[int, Split]()
+        base, singles = self._roomiest(), dict[int, Split]()
+        graph = base.level.source
         for _ in range(self.rounds):
             if self._stopped() or self._satisfied():
                 return
-            target = self.goal.target_bytes or base.level.search.smallest().peak_bytes * 3 // 4
-            found = {node: single_split(normal, node, masks=masks) for node in base.crowded(target)}
-            wanted = {node: split for node, split in found.items() if split is not None}
+            wanted = self._crowded(base)
             if not wanted:
                 return
             singles.update(wanted)
             label = f"{len(singles)} operator{'s' * (len(singles) > 1)} split"
             kept = [each for each in base.splits if each not in singles.values()]
-            opened = self._open(label, (*kept, *singles.values()))
+            opened = self._open(label, (*kept, *singles.values()), graph)
             if opened is None:
                 return
             base = opened
+
+    def _crowded(self, base: Base) -> dict[int, Split]:
+        """Splits of the operators in the way of the target, else of one well under it: parts that fit
+        a cache can be faster as well.
+        """
+        graph, least = base.level.source, base.level.search.smallest().peak_bytes
+        normal = prepare(graph)
+        masks = normal is not prepare(graph, masks=False)
+        target = self.goal.target_bytes
+        for each in (least * 3 // 4,) if target is None else (target, target * 3 // 4):
+            found = {node: single_split(normal, node, masks=masks) for node in base.crowded(each)}
+            wanted = {node: split for node, split in found.items() if split is not None}
+            if wanted:
+                return wanted
+        return {}
+
+    def _roomiest(self) -> Base:
+        """The base to split operators of: the best one, its slices copied where no region is split."""
+        best = self._best_base()
+        copied = (base for base in self.bases if base.level.source is not self.graph)
+        return best if best.splits else next(copied, best)
 
     def _best_base(self) -> Base:
         best = self.best()

@@ -40,6 +40,9 @@ from lowtide.transforms.splitting import SplitCandidate
 
 __all__ = ["Choice", "Level", "Realised", "Region", "Split", "Variant", "open_level", "realise", "reordered"]
 
+MOST_SHARED = 0.1
+"""Of an operator's bytes: what its parts may have in common if their times are to be in proportion."""
+
 MOST_OPTIONS = 32
 """Options on one menu; more would make no difference that placement keeps."""
 
@@ -210,18 +213,18 @@ def _base_order(graph: Graph, facts: Facts) -> tuple[int, ...]:
 
 
 def _serving_updates(graph: Graph) -> set[int]:
-    """Updates, and what runs for a single one of them."""
+    """Updates, and what runs for one of them, or makes the gradients of several (weight and bias)."""
     serves: dict[int, frozenset[int]] = {}
     for node in reversed(graph.nodes):
         if node.origin.phase == "update" and not node.outputs:
             serves[node.id] = frozenset((node.id,))
             continue
-        readers = {reader for value in node.outputs for reader in graph.readers[value]}
+        readers = [graph.readers[value] for value in node.outputs if graph.readers[value]]
         kept = any(value in graph.outputs for value in node.outputs)
-        if readers and not kept and all(reader in serves for reader in readers):
-            updates = frozenset().union(*(serves[reader] for reader in readers))
-            if len(updates) == 1:
-                serves[node.id] = updates
+        if readers and not kept and all(reader in serves for each in readers for reader in each):
+            updates = [frozenset().union(*(serves[reader] for reader in each)) for each in readers]
+            if all(len(each) == 1 for each in updates):
+                serves[node.id] = frozenset().union(*updates)
     return set(serves)
 
 
@@ -284,7 +287,7 @@ def _variant(opening: _Opening, graph: Graph, node: Node, candidate: SplitCandid
         return body_as_run(body, deliveries(graph, replace(node, op=replace(op, bodies=(body,)))))
 
     inside = split.inside(first) if split.inside is not None else ()
-    rows = isinstance(candidate, HaloCandidate)
+    rows = isinstance(candidate, HaloCandidate) or _in_proportion(graph, node, op)
     level = _open(opening, first, as_run, inside, rows)
     if split.inside is not None:
         top = level.search.points[0].peak_bytes
@@ -293,6 +296,15 @@ def _variant(opening: _Opening, graph: Graph, node: Node, candidate: SplitCandid
     seconds, most_s = bodies_s(op, prices), sum(prices.values())
     parts = sum(seconds[part.body] for part in op.parts) / most_s if most_s else len(op.parts)
     return Variant(candidate, op, level, parts, opening.estimator.merging_s(graph, node))
+
+
+def _in_proportion(graph: Graph, node: Node, op: Fission) -> bool:
+    """Whether the parts of a single operator share next to nothing: their times follow from their sizes."""
+    part = op.parts[0]
+    pairs = [*zip(node.inputs, part.inputs, strict=True), *zip(node.outputs, part.outputs, strict=True)]
+    sizes = [(graph.values[value].meta.span_bytes, piece.axis is None) for value, piece in pairs]
+    shared = sum(nbytes for nbytes, whole in sizes if whole)
+    return len(op.bodies[0]) == 1 and shared <= MOST_SHARED * sum(nbytes for nbytes, _ in sizes)
 
 
 def _menu(mirror: Mirror, region: Region) -> Menu:

@@ -153,26 +153,37 @@ def row_splits(graph: Graph, estimator: Estimator) -> list[tuple[Split, ...]]:
 # -- single operators ----------------------------------------------------------------------------------
 
 
+MUCH_MORE = 1.2
+"""How many times the bytes a sum over parts must cut to be offered beside parts that are bit-equal."""
+
+
 def single_split(
     graph: Graph, node: int, counts: Sequence[int] = (2, 4, 8, 16), masks: bool = False
 ) -> Split | None:
     """One node of a prepared graph, along the axis that cuts most of its bytes.
 
-    Axes that keep every sum whole come first: their parts are bit-equal to the whole.
+    Axes that keep every sum whole are preferred, since their parts are bit-equal to the whole; a sum that
+    cuts far more is offered beside them, such as the images of a batch in the gradient of a weight.
     """
     found = graph.node.get(node)
     if found is None or graph.is_view(found):
         return None
-    options = []
+    exact: list[tuple[int, int, int]] = []
+    summed: list[tuple[int, int, int]] = []
     for position, axis in enumerate(axes(graph, found)):
         if axis.extent >= min(counts) and not fission.check_region(graph, [node], {node: axis}):
-            exact = all(merge is not Merge.ADD for merge in axis.merges)
-            options.append((exact, _cut_bytes(graph, found, axis), -position, axis.extent))
-    if not options:
-        return None
-    _, _, position, extent = max(options)
-    sizes = (fission.even_sizes(extent, count) for count in counts if count <= extent)
-    return Split(tuple(FissionCandidate({node: -position}, each, str(extent), masks) for each in sizes))
+            option = (_cut_bytes(graph, found, axis), -position, axis.extent)
+            (summed if Merge.ADD in axis.merges else exact).append(option)
+    best = [max(options) for options in (exact, summed) if options]
+    if len(best) == 2 and best[1][0] < MUCH_MORE * best[0][0]:
+        del best[1]
+    candidates = tuple(
+        FissionCandidate({node: -position}, fission.even_sizes(extent, count), str(extent), masks)
+        for _, position, extent in best
+        for count in counts
+        if count <= extent
+    )
+    return Split(candidates) if candidates else None
 
 
 def _cut_bytes(graph: Graph, node: Node, axis: Axis) -> int:
