@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar, cast
 
 import numba
 
-__all__ = ["kernel"]
+__all__ = ["inlined", "kernel"]
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -28,3 +28,8 @@ Result = TypeVar("Result")
 def kernel(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """`function`, compiled when it is first called."""
     return cast("Callable[Args, Result]", numba.njit(cache=True)(function))
+
+
+def inlined(function: Callable[Args, Result]) -> Callable[Args, Result]:
+    """A kernel that becomes part of those that call it, whose loops then stay loops of vectors."""
+    return cast("Callable[Args, Result]", numba.njit(cache=True, inline="always")(function))

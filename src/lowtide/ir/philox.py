@@ -12,10 +12,12 @@ that the whole would have there:
     whole   philox(key, [0 8 16 24], [0 1 .. 7])       4 rows of 8
     part    philox(key,     [16 24], [0 1 .. 7])       its rows 2 and 3, bit for bit
 
-    block of element e   e // 4 (e // 2 where an element takes two words)   ->  four words of 32 bits
+    element e            word e // 16 % 4 of block 16 * (e // 64) + e % 16, four words of 32 bits: 64 elements
+                         are 16 blocks, the words of each 16 apart, so vectors are stored as they are made
     bernoulli(p)         word < p * 2**32
-    uniform(a, b)        a + (b - a) * (word >> 8) / 2**24; 53 bits of two words for float64
-    normal(mean, std)    Box and Muller on two words (four for float64), cosine for even e, sine for odd
+    uniform(a, b)        a + (b - a) * (word >> 8) / 2**24
+    normal(mean, std)    Box and Muller on words 0 and 1, or 2 and 3, of the block: cosine, then sine
+    in float64           uniform and normal have a block each element, and 53 bits of two words
 
 `node_key` makes a node's key from the step's and the node's offset.
 
@@ -36,7 +38,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lowtide.kernel import kernel
+from lowtide.kernel import inlined, kernel
 
 __all__ = ["KEY_BITS", "PHILOX", "node_key", "words"]
 
@@ -70,93 +72,147 @@ def words(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, in
 
 
 @kernel
-def _narrow(kind: int, e: int, k0: int, k1: int, first: float, second: float) -> float:
-    """Element `e` from words of 32 bits."""
-    block = e >> 2
-    w = words(block & 0xFFFFFFFF, (block >> 32) & 0xFFFFFFFF, 0, 0, k0, k1)
-    lane = e & 3
-    word = w[0] if lane == 0 else w[1] if lane == 1 else w[2] if lane == 2 else w[3]
-    if kind == 0:
-        return 1.0 if word < first else 0.0
+def _block_of(e: int) -> int:
+    return 16 * (e >> 6) + (e & 15)
+
+
+@kernel
+def _shaped(kind: int, j: int, one: float, two: float, first: float, second: float, below: float) -> float:
+    """An element from a number in [0, 1), or for the normal distribution from two, the first above 0."""
     if kind == 1:
-        return first + (second - first) * ((word >> 8) * 2.0**-24)
-    one, two = (w[0], w[1]) if lane < 2 else (w[2], w[3])
-    radius, angle = math.sqrt(-2.0 * math.log((one + 1.0) * 2.0**-32)), two * (2.0**-32 * 2.0 * math.pi)
-    return first + second * radius * (math.cos(angle) if lane & 1 == 0 else math.sin(angle))
+        return min(first + (second - first) * one, below)
+    radius, angle = math.sqrt(-2.0 * math.log(one)), two * (2.0 * math.pi)
+    return first + second * radius * (math.cos(angle) if j & 1 == 0 else math.sin(angle))
 
 
-@kernel
-def _wide(kind: int, e: int, k0: int, k1: int, first: float, second: float) -> float:
-    """Element `e` of a float64 tensor: 53 bits."""
-    if kind == 0:
-        return _narrow(0, e, k0, k1, first, second)
-    block = e >> 1
-    w = words(block & 0xFFFFFFFF, (block >> 32) & 0xFFFFFFFF, 1, 0, k0, k1)
-    one, two = (w[0] << 21) | (w[1] >> 11), (w[2] << 21) | (w[3] >> 11)
-    if kind == 1:
-        return first + (second - first) * ((one if e & 1 == 0 else two) * 2.0**-53)
-    radius, angle = math.sqrt(-2.0 * math.log((one + 1.0) * 2.0**-53)), two * (2.0**-53 * 2.0 * math.pi)
-    return first + second * radius * (math.cos(angle) if e & 1 == 0 else math.sin(angle))
+_L = (1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 11, 1 / 13)
+_S = (1 / 6, 1 / 20, 1 / 42, 1 / 72, 1 / 110)
+_C = (1 / 2, 1 / 12, 1 / 30, 1 / 56, 1 / 90)
 
 
-@kernel
-def _mask_blocks(out: Any, at: int, block: int, count: int, k0: int, k1: int, bound: float) -> None:
-    """Four mask elements for each of `count` blocks, one after the other from `at`."""
-    for b in range(count):
-        w = words((block + b) & 0xFFFFFFFF, ((block + b) >> 32) & 0xFFFFFFFF, 0, 0, k0, k1)
-        out[at + 4 * b] = w[0] < bound
-        out[at + 4 * b + 1] = w[1] < bound
-        out[at + 4 * b + 2] = w[2] < bound
-        out[at + 4 * b + 3] = w[3] < bound
+@inlined
+def _gauss(odd: bool, mantissa: float, exponent: float, two: int) -> float:
+    """Box and Muller for ``mantissa * 2**exponent``, in (0, 1], and the angle `two` of 2**32 to the circle.
 
-
-@kernel
-def _fill_row(
-    out: Any, at: int, step: int, places: Ints, base: int, kind: int, wide: bool, k0: int, k1: int, ends: Any
-) -> None:
-    """One row: the elements ``base + places[j]`` at ``at + j * step``; `ends` are the two parameters and the
-    number below the second.
+    Series, to 1e-8: the logarithm of a mantissa in [1, 2), sine and cosine of half a quarter either way.
     """
-    count, j = places.size, 0
-    dense = kind == 0 and step == 1 and places[count - 1] - places[0] == count - 1
-    if dense:
-        e = base + places[0]
-        while j < count and (e + j) & 3:
-            out[at + j] = _narrow(0, e + j, k0, k1, ends[0], 0.0)
+    z = np.true_divide(mantissa - 1.4142135623730951, mantissa + 1.4142135623730951)  # `/` asks for zero
+    q = z * z
+    odd_powers = 1.0 + q * (_L[0] + q * (_L[1] + q * (_L[2] + q * (_L[3] + q * (_L[4] + q * _L[5])))))
+    log = exponent * 0.6931471805599453 + 0.34657359027997264 + 2.0 * z * odd_powers
+    y = ((two & 0x3FFFFFFF) * 2.0**-30 - 0.5) * 1.5707963267948966
+    s = y * y
+    sine = y * (1 - s * _S[0] * (1 - s * _S[1] * (1 - s * _S[2] * (1 - s * _S[3] * (1 - s * _S[4])))))
+    cosine = 1 - s * _C[0] * (1 - s * _C[1] * (1 - s * _C[2] * (1 - s * _C[3] * (1 - s * _C[4]))))
+    quarter = ((two >> 30) + (3 if odd else 0)) & 3  # a sine is the cosine of a quarter less
+    side = (cosine - sine if quarter & 1 == 0 else cosine + sine) * 0.7071067811865476
+    return math.sqrt(max(-2.0 * log, 0.0)) * (-side if quarter == 1 or quarter == 2 else side)
+
+
+@kernel
+def _from_words(kind: int, j: int, w: tuple[int, int, int, int], ends: Any) -> float:
+    """The element at word `j` of a block of 32-bit words."""
+    word = w[0] if j == 0 else w[1] if j == 1 else w[2] if j == 2 else w[3]
+    if kind == 0:
+        return 1.0 if word < ends[0] else 0.0
+    if kind == 1:
+        return _shaped(1, j, (word >> 8) * 2.0**-24, 0.0, ends[0], ends[1], ends[2])
+    one, two = (w[0], w[1]) if j < 2 else (w[2], w[3])
+    mantissa, exponent = math.frexp(one + 1.0)
+    return ends[0] + ends[1] * _gauss(j & 1 == 1, 2.0 * mantissa, exponent - 33.0, two)
+
+
+@kernel
+def _element(kind: int, wide: bool, e: int, k0: int, k1: int, ends: Any) -> float:
+    """Element `e`, on its own."""
+    if not wide or kind == 0:
+        block = _block_of(e)
+        w = words(block & 0xFFFFFFFF, (block >> 32) & 0xFFFFFFFF, 0, 0, k0, k1)
+        return _from_words(kind, (e >> 4) & 3, w, ends)
+    w = words(e & 0xFFFFFFFF, (e >> 32) & 0xFFFFFFFF, 1, 0, k0, k1)
+    one, two = ((w[0] << 21) | (w[1] >> 11)) * 2.0**-53, ((w[2] << 21) | (w[3] >> 11)) * 2.0**-53
+    return _shaped(kind, 0, one if kind == 1 else one + 2.0**-53, two, ends[0], ends[1], ends[2])
+
+
+@kernel
+def _many_words(first: int, count: int, k0: int, k1: int, c0: Ints, c1: Ints, c2: Ints, c3: Ints) -> None:
+    """`words` of `count` blocks from `first`, round by round: the loop over blocks is one of vectors."""
+    for i in range(count):
+        c0[i], c1[i] = (first + i) & 0xFFFFFFFF, ((first + i) >> 32) & 0xFFFFFFFF
+        c2[i], c3[i] = 0, 0
+    for _ in range(10):
+        for i in range(count):
+            left, right = c0[i] * 0xD2511F53, c2[i] * 0xCD9E8D57
+            c0[i] = ((right >> 32) & 0xFFFFFFFF) ^ c1[i] ^ k0
+            c2[i] = ((left >> 32) & 0xFFFFFFFF) ^ c3[i] ^ k1
+            c1[i], c3[i] = right & 0xFFFFFFFF, left & 0xFFFFFFFF
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+
+
+@kernel
+def _chunks(out: Any, at: int, e: int, count: int, kind: int, k0: int, k1: int, ends: Any) -> None:
+    """`count` times 64 elements from `e`, a multiple of 64; 128 blocks at a time."""
+    bound, low, width, below = int(ends[0]), ends[0], ends[1] - ends[0], ends[2]
+    state, real = np.empty((4, 128), np.int64), np.empty(16)
+    lanes, done, bits = state.reshape((4, 8, 16)), 0, real.view(np.int64)
+    while done < count:
+        now, start = min(8, count - done), at + 64 * done
+        _many_words(16 * ((e >> 6) + done), 16 * now, k0, k1, state[0], state[1], state[2], state[3])
+        table = out[start : start + 64 * now].reshape((now, 4, 16))
+        for c in range(now):
+            for j in range(4):
+                if kind == 0:
+                    for i in range(16):
+                        table[c, j, i] = 1.0 if lanes[j, c, i] < bound else 0.0
+                elif kind == 1:
+                    for i in range(16):
+                        table[c, j, i] = min(low + width * ((lanes[j, c, i] >> 8) * 2.0**-24), below)
+                else:
+                    for i in range(16):
+                        real[i] = lanes[j & 2, c, i] + 1.0
+                    for i in range(16):
+                        exponent = (bits[i] >> 52) - 1055.0
+                        bits[i] = (bits[i] & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000
+                        made = _gauss(j & 1 == 1, real[i], exponent, lanes[j | 1, c, i])
+                        table[c, j, i] = ends[0] + ends[1] * made
+        done += now
+
+
+@kernel
+def _run(out: Any, at: int, e: int, length: int, kind: int, wide: bool, k0: int, k1: int, ends: Any) -> None:
+    """Elements `e` to ``e + length`` one after the other from `at`."""
+    j = 0
+    if length >= 64 and not (wide and kind != 0):
+        while (e + j) & 63:
+            out[at + j] = _element(kind, wide, e + j, k0, k1, ends)
             j += 1
-        blocks = (count - j) >> 2
-        _mask_blocks(out, at + j, (e + j) >> 2, blocks, k0, k1, ends[0])
-        j += 4 * blocks
-    while j < count:
-        e = base + places[j]
-        if wide:
-            value = _wide(kind, e, k0, k1, ends[0], ends[1])
-        else:
-            value = _narrow(kind, e, k0, k1, ends[0], ends[1])
-        out[at + j * step] = min(value, ends[2]) if kind == 1 else value
+        count = (length - j) >> 6
+        _chunks(out, at + j, e + j, count, kind, k0, k1, ends)
+        j += 64 * count
+    while j < length:
+        out[at + j] = _element(kind, wide, e + j, k0, k1, ends)
         j += 1
 
 
 @kernel
 def _fill(
-    out: Any, strides: Ints, places: Ints, counts: Ints, kind: int, wide: bool, k0: int, k1: int, ends: Any
-) -> None:
-    """All rows of a tensor whose dimensions are in the order of memory; `places` has them end to end."""
+    out: Any, strides: Ints, places: Ints, counts: Ints, base: int, length: int, kind: int, wide: bool,
+    k0: int, k1: int, ends: Any,
+) -> None:  # fmt: skip
+    """All runs of `length` elements: one for each combination of the outer dimensions' `places`, which are
+    end to end, `counts` of each.
+    """
     rank = counts.size
     starts, position = np.zeros(rank, np.int64), np.zeros(rank, np.int64)
     for d in range(1, rank):
         starts[d] = starts[d - 1] + counts[d - 1]
-    rows = 1
-    for d in range(rank - 1):
-        rows *= counts[d]
-    inner = places[starts[rank - 1] : starts[rank - 1] + counts[rank - 1]]
-    for _ in range(rows):
-        at, base = 0, 0
-        for d in range(rank - 1):
+    for _ in range(counts.prod()):
+        at, e = 0, base
+        for d in range(rank):
             at += position[d] * strides[d]
-            base += places[starts[d] + position[d]]
-        _fill_row(out, at, strides[rank - 1], inner, base, kind, wide, k0, k1, ends)
-        for d in range(rank - 2, -1, -1):
+            e += places[starts[d] + position[d]]
+        _run(out, at, e, length, kind, wide, k0, k1, ends)
+        for d in range(rank - 1, -1, -1):
             position[d] += 1
             if position[d] < counts[d]:
                 break
@@ -200,14 +256,13 @@ class _Draw:
         shape, back = self.shape, [self.order.index(dim) for dim in range(len(self.order))]
         return torch.empty([shape[dim] for dim in self.order], dtype=dtype, device=device).permute(back)
 
-    def places(self) -> Ints:
-        """Position times stride of the whole, for every dimension in the order of memory, end to end."""
+    def places(self) -> list[Ints]:
+        """Position times stride of the whole, for every dimension in the order of memory."""
         given, shape = dict(zip(self.dims, self.indices, strict=True)), self.shape
-        rows = [
+        return [
             given[d].numpy() if d in given else np.arange(shape[d], dtype=np.int64) * self.strides[d]
             for d in self.order
         ]
-        return np.concatenate(rows) if rows else np.zeros(1, np.int64)
 
     def ends(self) -> npt.NDArray[np.float64]:
         """The two parameters as the kernel takes them, and the largest number below the second."""
@@ -225,16 +280,27 @@ class _Draw:
             return out
         if self.dtype not in (torch.float32, torch.float64):
             return out.copy_(replace(self, dtype=torch.float32).fill(self.empty(torch.float32)))
-        shape, steps = list(out.shape), out.stride()
-        span = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
-        counts = np.array([shape[d] for d in self.order] or [1], np.int64)
-        moves = np.array([steps[d] for d in self.order] or [1], np.int64)
-        key, wide = int(self.key), self.dtype == torch.float64
+        span = 1 + sum((size - 1) * step for size, step in zip(out.shape, out.stride(), strict=True))
         flat = out.as_strided((span,), (1,)).numpy()
-        _fill(
-            flat, moves, self.places(), counts, _KINDS[self.kind], wide, key & _MASK, key >> 32, self.ends()
-        )
+        moves, places = [out.stride(d) for d in self.order], self.places()
+        base, length = 0, 1
+        while moves and _goes_on(places[-1], moves[-1], length):
+            moves.pop()
+            last = places.pop()
+            base, length = base + int(last[0]), length * last.size
+        counts = np.array([each.size for each in places], np.int64)
+        outer = np.concatenate([*places, np.zeros(0, np.int64)])
+        key, wide = int(self.key), self.dtype == torch.float64
+        given = (base, length, _KINDS[self.kind], wide, key & _MASK, key >> 32, self.ends())
+        _fill(flat, np.array(moves, np.int64), outer, counts, *given)
         return out
+
+
+def _goes_on(places: Ints, move: int, length: int) -> bool:
+    """Whether a dimension continues a run of `length` elements that follow each other, in memory as in the
+    whole.
+    """
+    return places.size == 1 or (move == length and int(places[1] - places[0]) == length)
 
 
 def _philox(*given: Any) -> Tensor:

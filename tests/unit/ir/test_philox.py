@@ -52,13 +52,24 @@ def draw(
 
 def element_by_hand(e: int) -> float:
     """A mask element as the module's docstring says."""
-    word = words(e // 4, 0, 0, 0, KEY & 0xFFFFFFFF, KEY >> 32)[e % 4]
+    word = words(16 * (e // 64) + e % 16, 0, 0, 0, KEY & 0xFFFFFFFF, KEY >> 32)[e // 16 % 4]
     return float(word < 0.9 * 2**32)
 
 
 def test_a_mask_is_what_the_counter_says() -> None:
-    mask = draw((3, 7))
-    assert mask.flatten().tolist() == [element_by_hand(e) for e in range(21)]
+    mask = draw((3, 67))
+    assert mask.flatten().tolist() == [element_by_hand(e) for e in range(201)]
+
+
+def test_a_normal_number_is_box_and_mullers() -> None:
+    """The series against the library's functions."""
+    found = draw((1 << 12,), "normal", 1.0, 2.0).tolist()
+    for e, number in enumerate(found):
+        w = words(16 * (e // 64) + e % 16, 0, 0, 0, KEY & 0xFFFFFFFF, KEY >> 32)
+        one, two = w[:2] if e // 16 % 4 < 2 else w[2:]
+        radius, angle = math.sqrt(-2 * math.log((one + 1) / 2**32)), two / 2**32 * 2 * math.pi
+        wanted = radius * (math.sin(angle) if e // 16 % 2 else math.cos(angle))
+        assert abs(number - (1.0 + 2.0 * wanted)) < 2e-6
 
 
 SPLITS = [
@@ -67,6 +78,7 @@ SPLITS = [
     (slice(None), slice(1, 2)),
     (slice(1, 4), slice(None), slice(3, 10)),
     (slice(None), slice(None), slice(5, 6)),
+    (slice(1, 5), slice(None), slice(7, 80)),
 ]
 
 
@@ -76,8 +88,8 @@ SPLITS = [
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_part_has_the_bits_of_the_whole(part, kind: str, first: float, second: float, dtype) -> None:
-    whole = draw((5, 3, 11), kind, first, second, dtype)
-    mine = draw((5, 3, 11), kind, first, second, dtype, part=part)
+    whole = draw((5, 3, 81), kind, first, second, dtype)
+    mine = draw((5, 3, 81), kind, first, second, dtype, part=part)
     assert torch.equal(mine, whole[part])
     assert not torch.equal(whole[0], whole[1])
 
