@@ -1,26 +1,34 @@
 """Measured seconds of a graph's nodes, for the machine that runs the plan.
 
-Method.  Single nodes are timed once each (`lowtide.run.timing`); a Fission costs its parts and the
-accumulation of its sums, which is traffic: read, read, write.  Of its bodies the largest is timed; the others
-have the same nodes on a few rows less (borders, what is left over), so their times follow from its, node by
-node, in proportion to the bytes that are touched.
+Method.  Single nodes are timed once each (`lowtide.run.timing`); a Fission costs its parts and what brings
+their results to the wholes, which is traffic: a product that is added to what is there reads that, a part
+made elsewhere is read, added and written, or copied (`lowtide.analysis.parts`).  Of its bodies the largest is
+timed; the others have the same nodes on a few rows less (borders, what is left over), so their times follow
+from its, node by node, in proportion to the bytes that are touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
+from lowtide.analysis.parts import Delivery, deliveries
 from lowtide.cost.roofline import node_bytes
 from lowtide.cost.siblings import Siblings
-from lowtide.ir import Fission, Graph, Merge, Node
+from lowtide.ir import Fission, Graph, Node
 from lowtide.run.kernels import NO_KERNELS, Kernels
 from lowtide.run.store import ProfileStore
 from lowtide.run.timing import time_nodes
 
 __all__ = ["bodies_s", "largest_body", "merging_s", "profiled_costs"]
 
-ACCUMULATE_BANDWIDTH = 1.0e10
-"""Bytes per second of ``whole += part`` on one CPU core, conservative."""
+MERGE_BANDWIDTH = 3.0e10
+"""Bytes per second of ``whole += part``: between what memory and what the caches give."""
+
+PASSES: Mapping[Delivery, int] = MappingProxyType(
+    {"direct": 0, "copy": 2, "accumulate": 1, "terms": 1, "add": 3, "combine": 3}
+)
+"""How often an output's bytes are read or written to bring one part's result to the whole."""
 
 
 def profiled_costs(
@@ -86,11 +94,11 @@ def bodies_s(op: Fission, costs: Mapping[int, float]) -> tuple[float, ...]:
 
 
 def merging_s(graph: Graph, node: Node) -> float:
-    """Seconds of adding up the sums of all parts of a Fission."""
-    op = node.op
-    assert isinstance(op, Fission)
-    sums = [value for value, merge in zip(node.outputs, op.merges, strict=True) if merge is Merge.ADD]
-    moved = sum(
-        3 * graph.values[value].meta.numel * graph.values[value].meta.dtype.itemsize for value in sums
-    )
-    return (len(op.parts) - 1) * moved / ACCUMULATE_BANDWIDTH
+    """Seconds of bringing the results of a Fission's parts to the wholes: slices once, sums part by part."""
+    assert isinstance(node.op, Fission)
+    moved = 0
+    for value, way in zip(node.outputs, deliveries(graph, node), strict=True):
+        meta = graph.values[value].meta
+        times = 1 if way == "copy" else len(node.op.parts) - 1
+        moved += PASSES[way] * times * meta.numel * meta.dtype.itemsize
+    return moved / MERGE_BANDWIDTH

@@ -96,7 +96,9 @@ def _gauss(odd: bool, mantissa: float, exponent: float, two: int) -> float:
 
     Series, to 1e-8: the logarithm of a mantissa in [1, 2), sine and cosine of half a quarter either way.
     """
-    z = np.true_divide(mantissa - 1.4142135623730951, mantissa + 1.4142135623730951)  # `/` asks for zero
+    z: float = np.true_divide(
+        mantissa - 1.4142135623730951, mantissa + 1.4142135623730951
+    )  # `/` checks for 0
     q = z * z
     odd_powers = 1.0 + q * (_L[0] + q * (_L[1] + q * (_L[2] + q * (_L[3] + q * (_L[4] + q * _L[5])))))
     log = exponent * 0.6931471805599453 + 0.34657359027997264 + 2.0 * z * odd_powers
@@ -119,7 +121,8 @@ def _from_words(kind: int, j: int, w: tuple[int, int, int, int], ends: Any) -> f
         return _shaped(1, j, (word >> 8) * 2.0**-24, 0.0, ends[0], ends[1], ends[2])
     one, two = (w[0], w[1]) if j < 2 else (w[2], w[3])
     mantissa, exponent = math.frexp(one + 1.0)
-    return ends[0] + ends[1] * _gauss(j & 1 == 1, 2.0 * mantissa, exponent - 33.0, two)
+    made: float = ends[0] + ends[1] * _gauss(j & 1 == 1, 2.0 * mantissa, exponent - 33.0, two)
+    return made
 
 
 @kernel

@@ -166,7 +166,7 @@ class Hook:
         whole.
         """
         blocks = (ctypes.c_int64 * (2 * len(addresses)))()
-        blocks[0::2], blocks[1::2] = addresses, spans
+        blocks[0::2], blocks[1::2] = list(addresses), list(spans)
         found: int = self._library.lt_glance(len(addresses), blocks)
         return found
 
