@@ -19,7 +19,8 @@ from lowtide.run.plan import Plan, build_plan
 from lowtide.run.verify import verify
 from lowtide.search.estimator import Estimator
 from lowtide.search.levels import Realised
-from lowtide.search.preparing import PreparedForm, Preparer
+from lowtide.search.preparing import PreparedForm, Preparer, simplified
+from lowtide.workloads.parse import load_workload
 
 
 class Images(nn.Module):
@@ -209,3 +210,22 @@ def test_training_keeps_nothing() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     workload = lt.Workload(model, (x,), targets=(y,), loss=functional.mse_loss, optimizer=optimizer)
     assert lt.optimize(workload, memory="100%", seconds=1).kept_bytes == 0
+
+
+def test_rules_without_prepared_weights_are_applied_to_training_steps() -> None:
+    text = "gptneo-1.3b:batch=2,seq=16,layers=1,dim=32,heads=4,vocab=64,mode=train"
+    program = capture(load_workload(text))
+    done = simplified(program.graph, Estimator())
+    assert {each.rule for each in done.applied} == {"common-term", "shared-factor"}
+    check_graph(done.graph)
+    verdict = verify(program, build_plan(program, done.graph, poison=True))
+    assert verdict.passed, verdict.explain()
+
+
+def test_rewrites_are_moves_that_the_report_names() -> None:
+    text = "gptneo-1.3b:batch=2,seq=16,layers=1,dim=32,heads=4,vocab=64,mode=infer"
+    plan = lt.optimize(load_workload(text), memory="100%", seconds=1)
+    assert plan.outcome is not None
+    assert plan.outcome.count("rewrite") >= 2
+    assert dict(plan.recipe.rules)["common-term"] >= 2
+    assert "common-term" in plan.explain()
