@@ -10,7 +10,11 @@ is right; where export failed or differs, two plain recordings have to agree, as
 
 from __future__ import annotations
 
+import io
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -65,14 +69,27 @@ def _export(workload: Workload) -> torch.export.ExportedProgram | None:
         return None
     fingerprint = Fingerprint({"model": workload.model})
     try:
-        with outside_modes(), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with outside_modes(), torch.no_grad(), _in_silence():
             return torch.export.export(workload.model, workload.args, dict(workload.kwargs), strict=False)
     except Exception:
         # Whatever export says, the plain recording decides whether the model can be captured.
         return None
     finally:
         fingerprint.settle()  # export exchanges attributes of the model for copies
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """What `torch.export` warns of, logs and prints is no news: the plain recording says it in one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    nowhere = io.StringIO()
+    try:
+        with warnings.catch_warnings(), redirect_stdout(nowhere), redirect_stderr(nowhere):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _placeholders(stage: Stage, exported: torch.export.ExportedProgram) -> list[Any]:

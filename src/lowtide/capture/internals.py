@@ -36,6 +36,7 @@ __all__ = [
     "pytree",
     "sequence_number",
     "storage_key",
+    "without_addresses",
 ]
 
 
@@ -57,6 +58,13 @@ _TRUNCATED = "_no_grad_trunc_normal_"
 
 outside_modes = _disable_current_modes
 """Context manager: real tensors behave as if no dispatch mode were active."""
+
+
+def without_addresses() -> FakeTensorMode:
+    """A mode whose tensors raise where a program asks for their addresses (they would be zero)."""
+    mode = FakeTensorMode()
+    mode._allow_unsafe_data_ptr_access = False
+    return mode
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lowtide.capture.internals import FakeTensorMode, flatten, outside_modes, pytree
+from lowtide.capture.internals import flatten, outside_modes, pytree, without_addresses
 from lowtide.capture.origins import Origins
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.refusals import RandomGuard, explain
@@ -74,7 +74,7 @@ class Stage:
         self.named = module_tensors(self._slots)
         leaves = _check_leaves(argument_leaves(workload))
         owned = [named.tensor for named in self.named]
-        self.twins = Twins(FakeTensorMode(), [*owned, *(tensor for _, tensor in leaves)])
+        self.twins = Twins(without_addresses(), [*owned, *(tensor for _, tensor in leaves)])
         self.guard = RandomGuard()
         self.recorder = Recorder(self._origins(), self.twins, self.guard.check_draw)
         for named in self.named:

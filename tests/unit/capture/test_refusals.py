@@ -72,6 +72,19 @@ def unique(model: Calls, y: Tensor) -> Tensor:
     return y.round().unique()
 
 
+def by_address(model: Calls, y: Tensor) -> Tensor:
+    return y * (y.data_ptr() % 7)
+
+
+def test_addresses() -> None:
+    assert "data pointer" in refuse(Calls(by_address)).what
+
+
+def test_what_export_prints_is_kept_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    refuse(Calls(by_value), training=False)
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("body", [by_value, item, non_zero, boolean_mask, unique])
 def test_data_dependence(body: Any, training: bool) -> None:
