@@ -17,7 +17,7 @@ from lowtide.capture.counted import draw_by_counter
 from lowtide.capture.recording import named_tensors
 from lowtide.ir import Fission, Graph
 from lowtide.ir.ops import Aten
-from lowtide.ir.philox import PHILOX
+from lowtide.ir.philox import KEY_BITS, PHILOX, node_key
 from lowtide.ir.random import is_random
 from lowtide.ir.verify import verify as verify_graph
 from lowtide.run.eager import run_reference
@@ -143,6 +143,23 @@ def test_against_eager_only_the_draw_differs() -> None:
     share = (kept > 0).double().mean().item()
     assert abs(share - 0.75) < 4.5 * (0.75 * 0.25 / kept.numel()) ** 0.5
     assert torch.equal(rest, (x * kept).cumsum(0).tanh())
+
+
+def test_masks_are_those_of_seed_offset_and_place() -> None:
+    """What a plan draws, told from the seed alone: k-th draw, row-major index."""
+    program = draw_by_counter(capture(Workload(Masks(), (torch.zeros(3, 4, 40),))))
+    torch.manual_seed(11)
+    step_key = int(torch.randint(0, 1 << KEY_BITS, ()))
+    place = ([torch.arange(480)], [0], [480], [1], [0])
+    by_hand = [
+        torch.ops.lowtide.philox(float(node_key(step_key, k)), *place, "bernoulli", p, 0.0, torch.float32)
+        for k, p in ((0, 0.6), (3, 0.8))
+    ]
+    torch.manual_seed(11)
+    (drawn,) = build_plan(program)(*program.workload.args).reshape(1, -1)
+    assert torch.equal(drawn == 0.0, by_hand[1] == 0.0)
+    inner = torch.equal(by_hand[0].reshape(3, 4, 40)[1], by_hand[0].reshape(3, 4, 40)[2])
+    assert not inner, "rows repeat"
 
 
 def test_optimize_verifies_against_the_reference(tmp_path: Path) -> None:
