@@ -150,7 +150,8 @@ class _Promise:
     """One limit.
 
     `above` are forms that do not fit, `best_ratio` is the fastest that ran, `ran` the last; `kept` are those
-    that seem to keep a latency limit, `tried` the points run for it.
+    that seem to keep a latency limit, `tried` the points run for it; `heavy` says that others would if they were
+    not above eager's peak.
     """
 
     setting: Setting
@@ -164,6 +165,7 @@ class _Promise:
     tried: list[Spot] = field(default_factory=list)
     ran: _Ran | None = None
     best_ratio: float = float("inf")
+    heavy: bool = False
 
     def within_memory(self) -> Outcome:
         """Fastest first among the points that fit, or do when fused."""
@@ -228,9 +230,11 @@ class _Promise:
         found = self._unsplit()
         if found is not None and (outcome := self._finish(found)).met:
             return outcome
+        peak = format_bytes(self.setting.eager.peak_bytes)
+        within = f" by a plan that stays within eager's peak of {peak}" if self.heavy else ""
         raise Infeasible(
-            f"latency {format_ratio(self.limit.latency_ratio)} of eager was not reached: the fastest plan "
-            f"that ran took {format_ratio(self.best_ratio)}",
+            f"latency {format_ratio(self.limit.latency_ratio)} of eager was not reached{within}: the fastest "
+            f"plan that ran took {format_ratio(self.best_ratio)}",
             floor_bytes=self.setting.floor.total_bytes,
             node=self.setting.floor.node,
             source=self.setting.floor.source,
@@ -358,9 +362,11 @@ class _Promise:
 
     def _keeps(self, ran: _Ran) -> bool:
         """Whether a plan seems to keep the limit; one within a latency limit is not above eager's peak."""
+        holds = _holds(self.limit, ran.measured, ran.pairs)
         if self.limit.latency_ratio is not None and ran.measured.peak_bytes > self.setting.eager.peak_bytes:
+            self.heavy = self.heavy or holds
             return False
-        return _holds(self.limit, ran.measured, ran.pairs)
+        return holds
 
     def _finish(self, ran: _Ran) -> Outcome:
         """Measure a plan that is about to be returned as well as time allows."""
