@@ -150,8 +150,8 @@ class _Promise:
     """One limit.
 
     `above` are forms that do not fit, `best_ratio` is the fastest that ran, `ran` the last; `kept` are those
-    that seem to keep a latency limit, `tried` the points run for it; `heavy` says that others would if they were
-    not above eager's peak.
+    that seem to keep a latency limit, `tried` the points run for it; `heavy` says that others would but for
+    their bytes, which are above eager's.
     """
 
     setting: Setting
