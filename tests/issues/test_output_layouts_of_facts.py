@@ -1,4 +1,4 @@
-"""Facts of an operator with a row-major result served for one that the graph lays out otherwise: wrong numbers."""
+"""Facts of a row-major result served for one that the graph lays out otherwise: wrong numbers."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class ArenaExecutor:
 def _interleaved(
     sequence: Sequence[int], prepared: Prepared, counts: Sequence[int], setups: Mapping[int, Setup]
 ) -> list[Callable[[], object]]:
-    """The preparation's steps and the kernels' packing in turn; node k of its order has those up to `counts[k]`."""
+    """The steps of the preparation, node k's up to `counts[k]`, and the kernels' packing in turn."""
     runs: list[Callable[[], object]] = []
     done = node = 0
     for each in sequence:

@@ -29,8 +29,8 @@ from lowtide.search.floors import floor_of
 from lowtide.search.foreign import foreign_setting, holds_fakes, is_foreign, predict_outcome
 from lowtide.search.fusing import Fuser
 from lowtide.search.outcome import Limit, OnProgress, Outcome, Progress
-from lowtide.search.promise import Setting, keep_promise, refuse
 from lowtide.search.preparing import Preparer, rewrite_moves, simplified
+from lowtide.search.promise import Setting, keep_promise, refuse
 from lowtide.transforms.algebra import take_apart
 from lowtide.units import MemoryLimit, parse_latency, parse_memory
 from lowtide.workload import Workload
@@ -157,10 +157,10 @@ def _setting(
     foundry = Foundry()
     kernels = dict(foundry.kernels(graph)) if fuse else {}
     estimator = Estimator(kernels=kernels)
-    estimator.costs(graph)  # now, so that the search does not spend its time on measuring
     plain = graph
     done = simplified(graph, estimator)
     graph = done.graph
+    estimator.costs(graph)  # now, so that the search does not spend its time on measuring
     floor = floor_of(graph, estimator.facts(graph))
     fuser = Fuser(estimator, kernels, foundry) if fuse else None
     if fuser is not None:
