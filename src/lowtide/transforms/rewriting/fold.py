@@ -41,7 +41,7 @@ def every_convolution(graph: Graph, node: Node) -> bool:
 
 
 def fold_weights(graph: Graph, takes: Takes = every_convolution) -> Rewritten:
-    """`graph` with every number folded that may be, and BatchNorms behind convolutions that `takes` allows."""
+    """`graph` with every number folded that may be, and BatchNorms behind convolutions that `takes` names."""
     done = Rewritten(graph)
     for number in [node.id for node in graph.nodes]:
         if number not in done.graph.node:
