@@ -112,9 +112,12 @@ class Machine:
         return None
 
     def coincide(self, left: int, right: int) -> bool:
-        """Whether equal positions of two tensors are equal addresses, and of equal type."""
+        """Whether equal positions of two tensors are equal addresses, of equal type, as PyTorch sees it.
+
+        It takes tensors for overlapping whose strides differ, if only those of an axis of one element.
+        """
         a, b = self.graph.values[left].meta, self.graph.values[right].meta
-        same = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+        same = (a.shape, a.stride, a.dtype, a.device) == (b.shape, b.stride, b.dtype, b.device)
         return same and self.bytes_of(left) == self.bytes_of(right)
 
     def bytes_of(self, value: int) -> list[int]:

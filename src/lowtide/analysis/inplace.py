@@ -151,6 +151,7 @@ def _private_storages(graph: Graph) -> frozenset[int]:
 
 def _matching(graph: Graph, out: Value, windows: list[Value], private: frozenset[int]) -> tuple[int, ...]:
     """Private storages whose every window among `windows` is all of the storage, laid out as `out`."""
+    # Strides of one-element axes count: PyTorch refuses to write over what they make look different.
     differs = {window.storage for window in windows if window.meta != out.meta}
     given = dict.fromkeys(window.storage for window in windows)
     same = [storage for storage in given if storage in private and storage not in differs]
