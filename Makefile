@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 	$(BIN)/lowtide optimize unet:batch=8,size=128,width=16,mode=train --memory 50% --report report.html
 
 test: check
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
