@@ -65,6 +65,9 @@ PATIENCE_SECONDS = 60.0
 WORTH_TRYING = 0.98
 """How much smaller, above resident, a point must be to be run as well."""
 
+WORTH_SPENDING = 0.95
+"""A plan that leaves more of a latency limit than this share is returned only if the slack buys nothing."""
+
 SQUEEZE_SECONDS = 6.0
 """How long the search goes on where a measured plan has put the limit."""
 
@@ -150,8 +153,8 @@ class _Promise:
     """One limit.
 
     `above` are forms that do not fit, `best_ratio` is the fastest that ran, `ran` the last; `kept` are those
-    that seem to keep a latency limit, `tried` the points run for it; `heavy` says that others would but for
-    their bytes, which are above eager's.
+    that seem to keep a latency limit, `met` one that does with time to spare, `tried` the points run for it;
+    `heavy` says that others would but for their bytes, which are above eager's.
     """
 
     setting: Setting
@@ -163,6 +166,7 @@ class _Promise:
     above: list[Trial] = field(default_factory=list)
     kept: list[_Ran] = field(default_factory=list)
     tried: list[Spot] = field(default_factory=list)
+    met: Outcome | None = None
     ran: _Ran | None = None
     best_ratio: float = float("inf")
     heavy: bool = False
@@ -216,17 +220,22 @@ class _Promise:
         """The smallest plan that keeps the limit when run, of those that seem to after a brief look."""
         assert self.limit.latency_ratio is not None
         correction = Correction()
-        started = time.monotonic()
         while len(self.tried) < MOST_MISSES:
-            self._look(correction, started)
+            self._look(correction)
             if not self.kept:
                 break
             smallest = min(self.kept, key=lambda ran: ran.measured.peak_bytes)
-            outcome = self._finish(smallest)
-            if outcome.met:
-                return outcome
             self.kept.remove(smallest)
+            outcome = self._finish(smallest)
+            slack = outcome.latency_ratio <= WORTH_SPENDING * self.limit.latency_ratio
+            if outcome.met and (self.met or not slack):
+                return outcome
+            outcome.plan.release()
+            if outcome.met:
+                self.met, self.kept = outcome, []
             self._learn(correction, smallest.trial.spot, outcome.latency_ratio)
+        if self.met is not None:
+            return self.met
         found = self._unsplit()
         if found is not None and (outcome := self._finish(found)).met:
             return outcome
@@ -247,15 +256,17 @@ class _Promise:
         spot = Spot(whole, min(whole.points(), key=lambda point: point.latency_s))
         return None if spot in self.tried else self.try_spot(spot)
 
-    def _look(self, correction: Correction, started: float) -> None:
+    def _look(self, correction: Correction) -> None:
         """Run points until smaller ones are not expected to keep a latency limit, or patience is over.
 
         The first that should is run; what it took corrects the predictions, the search goes on where the
         corrected limit is, and smaller points are tried as long as they are expected to keep it.
         """
-        while len(self.tried) < (MOST_SMALLER if self.kept else MOST_MISSES):
-            spot = self._next(correction)
-            if spot is None or (self.kept and time.monotonic() - started > PATIENCE_SECONDS):
+        started, before = time.monotonic(), len(self.tried)
+        while (spot := self._next(correction)) is not None:
+            enough = bool(self.kept or self.met)
+            late = time.monotonic() - started > PATIENCE_SECONDS
+            if len(self.tried) - before >= (MOST_SMALLER if enough else MOST_MISSES) or (enough and late):
                 return
             self.tried.append(spot)
             self.ran = None
@@ -279,11 +290,12 @@ class _Promise:
         bound_s = self.setting.eager.latency_s * self.limit.latency_ratio
         spots = [spot for spot in self.explorer.spots() if spot not in self.tried]
         good = [spot for spot in spots if correction.seconds(spot) <= bound_s]
-        if not self.kept:
+        known = [ran.measured.peak_bytes for ran in self.kept]
+        known += [self.met.measured.peak_bytes] if self.met else []
+        if not known:
             smallest = min(good, key=lambda spot: spot.point.peak_bytes, default=None)
             return smallest or min(spots, key=correction.seconds, default=None)
-        smallest_bytes = min(ran.measured.peak_bytes for ran in self.kept)
-        worth = (smallest_bytes - self.setting.resident_bytes) * WORTH_TRYING
+        worth = (min(known) - self.setting.resident_bytes) * WORTH_TRYING
         better = [spot for spot in good if spot.point.peak_bytes <= worth]
         return min(better, key=lambda spot: spot.point.peak_bytes, default=None)
 
