@@ -89,7 +89,7 @@ def measure_eager(workload: Workload, *, seconds: float = 10.0) -> Measurement:
 def measure_plan(
     plan: Plan, workload: Workload, *, seconds: float = 20.0, brief: bool = False
 ) -> Measurement:
-    """The plan's step on the workload's own arguments; `brief` for one that has run: bytes, and one time."""
+    """The plan's step on the workload's own arguments; `brief` is for its bytes: the time is the first run's."""
     with preserved(workload):
         return _measure(plan_step(plan, workload), workload, plan.arena_bytes, seconds, brief)
 
@@ -112,15 +112,15 @@ def plan_step(plan: Plan, workload: Workload) -> Callable[[], Any]:
 def _measure(
     step: Callable[[], Any], workload: Workload, arena_bytes: int, seconds: float, brief: bool = False
 ) -> Measurement:
-    if not brief:  # the third step is recorded, and a second one runs before it
-        step()
+    first_s = _time(step)  # the third step is recorded, and a second one runs before it
     result, log = record_with_profiler(step, before=step)
     del result
     held = resident_bytes(workload)
-    times: list[float] = []
-    least, most = (1, 1) if brief else (_LEAST_RUNS, _MOST_RUNS)
+    times = [first_s] if brief else []
     stop = time.perf_counter() + seconds
-    while len(times) < least or (len(times) < most and time.perf_counter() < stop):
+    while not brief and (
+        len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.perf_counter() < stop)
+    ):
         times.append(_time(step))
     return Measurement(
         resident_bytes=held,

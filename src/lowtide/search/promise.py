@@ -50,9 +50,6 @@ __all__ = ["Setting", "keep_promise", "refuse"]
 MOST_MISSES = 8
 """Points that may fail when run before a latency limit is refused."""
 
-CLEARLY_SLOWER = 1.05
-"""Plans that take this many times a latency limit when run alone are not compared with eager in pairs."""
-
 SAME_SIZE = 0.03
 """Forms of a point that differ by less than this share of their bytes are ranked by time."""
 
@@ -366,7 +363,7 @@ class _Promise:
         self.enter("measure")
         measured = measure_plan(plan, program.workload, brief=True)
         pairs = unpaired(eager, measured)
-        if self.limit.latency_ratio is not None and pairs.ratio <= CLEARLY_SLOWER * self.limit.latency_ratio:
+        if self.limit.latency_ratio is not None:
             pairs = compare_latency(eager, program, plan, measured, brief=True)
         plan.release()
         self.ran = _Ran(trial, verdict, measured, pairs)
