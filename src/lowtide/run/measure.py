@@ -89,7 +89,7 @@ def measure_eager(workload: Workload, *, seconds: float = 10.0) -> Measurement:
 def measure_plan(
     plan: Plan, workload: Workload, *, seconds: float = 20.0, brief: bool = False
 ) -> Measurement:
-    """The plan's step on the workload's own arguments; `brief` is for its bytes: the time is the first run's."""
+    """The plan's step on the workload's own arguments; `brief` is for the bytes, its time is one run's."""
     with preserved(workload):
         return _measure(plan_step(plan, workload), workload, plan.arena_bytes, seconds, brief)
 
