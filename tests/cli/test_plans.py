@@ -55,6 +55,7 @@ def test_explain_and_run_a_saved_plan_with_a_trace(
     assert ran.status == 0, ran.err
     again, first = json.loads(figures.read_text()), json.loads((saved / "p.json").read_text())
     assert again["plan"]["peak_bytes"] == first["plan"]["peak_bytes"]
+    assert again["moves"] == first["moves"] and any(again["moves"].values())
     slices = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     assert {event["args"]["phase"] for event in slices} >= {"forward", "backward", "update"}
     assert any("mlp.py" in event["args"]["source"] for event in slices)

@@ -17,7 +17,7 @@ from lowtide.run.saved import load_for
 from lowtide.search.baseline import baseline, compare_latency, compare_numbers
 from lowtide.search.estimator import Estimator
 from lowtide.search.floors import floor_of
-from lowtide.search.outcome import Limit, Outcome, SearchRecord
+from lowtide.search.outcome import Limit, Move, Outcome, SearchRecord
 from lowtide.workload import Workload
 
 __all__ = ["load_compiled", "run_saved"]
@@ -62,5 +62,6 @@ def run_saved(path: Path, workload: Workload, *, steps: int = 1) -> Outcome:
         floor_bytes=floor.total_bytes,
         floor_node=floor.node,
         search=SearchRecord(0.0, 0, "loaded"),
+        moves=tuple(Move(kind, "") for kind, count in plan.moves.items() for _ in range(count)),
         settings={"threads": torch.get_num_threads()},
     )
