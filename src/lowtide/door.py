@@ -19,7 +19,7 @@ from torch import nn, optim
 from lowtide import report as reports
 from lowtide.capture import Program
 from lowtide.errors import UsageError
-from lowtide.fusion.kernels import kernels_for
+from lowtide.fusion.kernels import compile_plan
 from lowtide.run import plan as running
 from lowtide.run.saved import load_plan
 from lowtide.search import driver
@@ -112,7 +112,7 @@ def load(
     `loss` is only needed if it is a module with tensors of its own.  Raises PlanFileError, Stale.
     """
     plan: Plan = load_plan(path, model, optimizer, loss=loss, kind=Plan)
-    plan.use_kernels(kernels_for(plan.graph, keep=plan.recipe.derivation is not None))
+    compile_plan(plan)
     return plan
 
 

@@ -165,7 +165,7 @@ def _matching(graph: Graph, out: Value, windows: list[Value], private: frozenset
 
 def covers_storage(graph: Graph, value: Value) -> bool:
     """Whether `value` addresses every byte of its storage exactly once."""
-    nbytes = value.meta.numel * value.meta.dtype.itemsize
+    nbytes = value.meta.nbytes
     return (
         value.offset == 0
         and nbytes > 0

@@ -78,9 +78,7 @@ def _lies_within(body: Graph, position: int, outer: TensorMeta) -> bool:
     same = value.meta.dtype == outer.dtype and all(
         size == 1 or ours == theirs for size, ours, theirs in strides
     )
-    dense = (
-        value.offset == 0 and value.meta.numel * value.meta.dtype.itemsize == value.meta.span_bytes == nbytes
-    )
+    dense = value.offset == 0 and value.meta.nbytes == value.meta.span_bytes == nbytes
     alone = sum(body.values[other].storage == value.storage for other in body.outputs) == 1
     return same and dense and alone
 

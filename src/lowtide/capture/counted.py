@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from lowtide.capture.door import capture
 from lowtide.capture.functional import arguments_of
 from lowtide.capture.passes import eliminate_dead_code
 from lowtide.capture.program import Program
@@ -31,11 +32,19 @@ from lowtide.capture.update import NUMBER
 from lowtide.ir.graph import Graph, Node, Role, Storage, TensorMeta, Value
 from lowtide.ir.ops import Arg, Aten, Ref
 from lowtide.ir.philox import PHILOX
+from lowtide.ir.spelling import contiguous_stride
+from lowtide.workload import Workload
 
-__all__ = ["draw_by_counter"]
+__all__ = ["captured", "draw_by_counter"]
 
 LARGE_BYTES = 1 << 16
 """An index tensor above this size has to be small beside the result, else its dimension is never cut."""
+
+
+def captured(workload: Workload, rng: str) -> Program:
+    """The program of `workload`, which draws as `rng` ("eager" or "philox") says.  Raises CaptureError."""
+    program = capture(workload)
+    return draw_by_counter(program) if rng == "philox" else program
 
 
 def draw_by_counter(program: Program) -> Program:
@@ -112,10 +121,10 @@ class _Rewriter:
     def _fills(self, value: Value) -> bool:
         """Whether a value is dense and all of its storage."""
         meta, nbytes = value.meta, self.graph.storages[value.storage].nbytes
-        return value.offset == 0 and meta.numel * meta.dtype.itemsize == meta.span_bytes == nbytes
+        return value.offset == 0 and meta.nbytes == meta.span_bytes == nbytes
 
     def _drawn(self, node: Node, meta: TensorMeta, numbers: _Numbers) -> Node:
-        strides = _row_major(meta.shape)
+        strides = contiguous_stride(meta.shape)
         cut = [
             dim
             for dim, size in enumerate(meta.shape)
@@ -148,11 +157,3 @@ class _Rewriter:
         self.storages[storage] = Storage(storage, nbytes, role)
         self.values[number] = Value(number, meta, storage)
         return number
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """By how many elements a step in each dimension moves."""
-    strides, step = [0] * len(shape), 1
-    for dim in range(len(shape) - 1, -1, -1):
-        strides[dim], step = step, step * shape[dim]
-    return tuple(strides)

@@ -13,7 +13,6 @@ import torch
 
 from lowtide.capture.assemble import assemble
 from lowtide.capture.binding import bind_trace
-from lowtide.capture.fingerprint import Fingerprint
 from lowtide.capture.guards import Guards
 from lowtide.capture.inference import record_exported, record_inference
 from lowtide.capture.optimizer import check_optimizer
@@ -24,7 +23,7 @@ from lowtide.capture.result import Result
 from lowtide.capture.surroundings import seed, undisturbed
 from lowtide.capture.trace import Trace, first_difference
 from lowtide.capture.training import record_training
-from lowtide.capture.twins import Named, walk_modules
+from lowtide.capture.twins import Named
 from lowtide.capture.update import Update, Updates, classify
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Role
@@ -80,7 +79,7 @@ def _record_training(workload: Workload) -> tuple[Trace, Guards]:
         first = record_training(workload)
         seed(1)
         trace = _agreed(first, record_training(workload))
-    return trace, _guards(workload, found)
+    return trace, Guards.of(found, workload)
 
 
 def _record_inference(workload: Workload) -> tuple[Trace, Guards]:
@@ -92,11 +91,7 @@ def _record_inference(workload: Workload) -> tuple[Trace, Guards]:
         if exported is None or first_difference(exported, trace) is not None:
             seed(2)
             trace = _agreed(trace, record_inference(workload))
-    return trace, _guards(workload, found)
-
-
-def _guards(workload: Workload, found: Fingerprint) -> Guards:
-    return Guards.of(found, [module for _, module in walk_modules(modules_of(workload))])
+    return trace, Guards.of(found, workload)
 
 
 def _agreed(first: Trace, second: Trace) -> Trace:

@@ -27,7 +27,9 @@ import torch
 from torch import nn
 
 from lowtide.capture.fingerprint import MISSING, Change, Fingerprint, Place, same, show
+from lowtide.capture.recording import modules_of
 from lowtide.capture.twins import walk_modules
+from lowtide.workload import Workload
 
 __all__ = ["MOST_ENTRIES", "Guards", "attributes_of"]
 
@@ -80,11 +82,12 @@ class Guards:
     default_dtype: torch.dtype = torch.float32
 
     @staticmethod
-    def of(fingerprint: Fingerprint, modules: Iterable[nn.Module]) -> Guards:
-        """Guards for what was found before the recording."""
+    def of(fingerprint: Fingerprint, workload: Workload) -> Guards:
+        """Guards for what was found of `workload` before the recording."""
         functions = [each for each in fingerprint.functions if each.__name__ not in _CONSTRUCTION]
+        kinds = {type(module) for _, module in walk_modules(modules_of(workload))}
         names = frozenset({"forward", *_names(function.__code__ for function in functions)})
-        names = names.union(*map(_names_of_class, {type(each) for each in modules}))
+        names = names.union(*map(_names_of_class, kinds))
         found = ((place, _kept(place, names)) for place in fingerprint.places)
         guards = tuple(_Guard(place, kept, len(place.live())) for place, kept in found if kept is not None)
         return Guards(guards, names, torch.get_default_dtype())

@@ -45,7 +45,7 @@ def is_dense(meta: TensorMeta) -> bool:
 
 def covers(meta: TensorMeta, offset: int, nbytes: int) -> bool:
     """Whether a window is exactly the whole of a storage of `nbytes`."""
-    return offset == 0 and is_dense(meta) and meta.numel * meta.dtype.itemsize == nbytes
+    return offset == 0 and is_dense(meta) and meta.nbytes == nbytes
 
 
 def reshaping(source: TensorMeta, target: TensorMeta, offset: int) -> Aten | None:

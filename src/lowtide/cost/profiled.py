@@ -100,5 +100,5 @@ def merging_s(graph: Graph, node: Node) -> float:
     for value, way in zip(node.outputs, deliveries(graph, node), strict=True):
         meta = graph.values[value].meta
         times = 1 if way == "copy" else len(node.op.parts) - 1
-        moved += PASSES[way] * times * meta.numel * meta.dtype.itemsize
+        moved += PASSES[way] * times * meta.nbytes
     return moved / MERGE_BANDWIDTH

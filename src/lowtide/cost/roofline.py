@@ -55,7 +55,7 @@ def node_bytes(graph: Graph, node: Node) -> int:
 def _tensor_bytes(value: Value, graph: Graph) -> int:
     if graph.storages[value.storage].role is Role.HOST:
         return 0
-    return value.meta.numel * value.meta.dtype.itemsize
+    return value.meta.nbytes
 
 
 def _arithmetic_s(graph: Graph, node: Node, device: Device) -> float:

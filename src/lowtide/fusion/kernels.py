@@ -29,8 +29,9 @@ from lowtide.fusion.codegen.lower import lower
 from lowtide.fusion.codegen.overlap import overlaps
 from lowtide.ir import Fission, Fused, Graph
 from lowtide.run.kernels import KernelCall
+from lowtide.run.plan import Plan
 
-__all__ = ["Foundry", "bodies_in", "kernels_for"]
+__all__ = ["Foundry", "bodies_in", "compile_plan", "kernels_for"]
 
 
 def bodies_in(graph: Graph) -> Iterator[Graph]:
@@ -49,6 +50,11 @@ def kernels_for(graph: Graph, keep: bool = False) -> dict[str, KernelCall]:
     `keep`: as in `Foundry`.
     """
     return dict(Foundry(keep=keep).kernels(graph))
+
+
+def compile_plan(plan: Plan) -> None:
+    """Have a loaded plan run its fused groups as kernels, which keep packed weights if it does."""
+    plan.use_kernels(kernels_for(plan.graph, keep=plan.recipe.derivation is not None))
 
 
 @dataclass

@@ -68,6 +68,11 @@ class TensorMeta:
         return count
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.numel * self.dtype.itemsize
+
+    @property
     def span_bytes(self) -> int:
         """Bytes from the first to one past the last element that the strides reach."""
         if self.numel == 0:

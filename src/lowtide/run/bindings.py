@@ -151,6 +151,6 @@ class Bindings:
 
 def fresh_output(nbytes: int, meta: TensorMeta) -> Tensor:
     """Memory for a result: just the tensor where that is all of its bytes, else raw bytes."""
-    if meta.span_bytes == nbytes and meta.numel * meta.dtype.itemsize == nbytes:
+    if meta.span_bytes == nbytes and meta.nbytes == nbytes:
         return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
     return torch.empty(nbytes, dtype=torch.uint8)

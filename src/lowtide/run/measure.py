@@ -22,7 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from lowtide.run.events import peak_bytes, record_with_profiler
 from lowtide.run.native import resident_bytes, run_step
@@ -40,8 +40,12 @@ __all__ = [
     "measure_plan",
     "measure_rivals",
     "plan_step",
+    "repeated",
+    "time_of",
     "watch_plan",
 ]
+
+T = TypeVar("T")
 
 _MOST_RUNS = 15
 _LEAST_RUNS = 3
@@ -112,16 +116,11 @@ def plan_step(plan: Plan, workload: Workload) -> Callable[[], Any]:
 def _measure(
     step: Callable[[], Any], workload: Workload, arena_bytes: int, seconds: float, brief: bool = False
 ) -> Measurement:
-    first_s = _time(step)  # the third step is recorded, and a second one runs before it
+    first_s = time_of(step)  # the third step is recorded, and a second one runs before it
     result, log = record_with_profiler(step, before=step)
     del result
     held = resident_bytes(workload)
-    times = [first_s] if brief else []
-    stop = time.perf_counter() + seconds
-    while not brief and (
-        len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.perf_counter() < stop)
-    ):
-        times.append(_time(step))
+    times = [first_s] if brief else repeated(lambda: time_of(step), seconds, _LEAST_RUNS, _MOST_RUNS)
     return Measurement(
         resident_bytes=held,
         peak_bytes=held + arena_bytes + peak_bytes(log),
@@ -145,10 +144,7 @@ def measure_pairs(
             eager()
             ours()
             start.restore()
-        rounds: list[tuple[float, float, float]] = []
-        stop = time.perf_counter() + seconds
-        while len(rounds) < least or (len(rounds) < pairs and time.perf_counter() < stop):
-            rounds.append((_time(eager), _time(ours), _time(eager)))
+        rounds = repeated(lambda: (time_of(eager), time_of(ours), time_of(eager)), seconds, least, pairs)
     return LatencyPairs(
         ratio=statistics.median(2 * mine / (first + second) for first, mine, second in rounds),
         eager_half_width=half_width([second / first for first, _, second in rounds]),
@@ -172,10 +168,7 @@ def measure_rivals(one: Plan, other: Plan, workload: Workload, *, seconds: float
         first()
         second()
         start.restore()
-        ratios: list[float] = []
-        stop = time.perf_counter() + seconds
-        while len(ratios) < 3 or (len(ratios) < 15 and time.perf_counter() < stop):
-            ratios.append(_time(first) / _time(second))
+        ratios = repeated(lambda: time_of(first) / time_of(second), seconds, _LEAST_RUNS, _MOST_RUNS)
     return statistics.median(ratios)
 
 
@@ -189,7 +182,17 @@ def half_width(ratios: list[float]) -> float:
     return (ordered[high] - ordered[low]) / 2
 
 
-def _time(step: Callable[[], Any]) -> float:
+def repeated(run: Callable[[], T], seconds: float, least: int, most: int) -> list[T]:
+    """Results of `run`, again and again for `seconds`: at least `least`, at most `most`."""
+    found: list[T] = []
+    stop = time.perf_counter() + seconds
+    while len(found) < least or (len(found) < most and time.perf_counter() < stop):
+        found.append(run())
+    return found
+
+
+def time_of(step: Callable[[], Any]) -> float:
+    """Seconds of one run, its result still held."""
     start = time.perf_counter()
     result = step()
     elapsed = time.perf_counter() - start

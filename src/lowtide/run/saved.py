@@ -23,17 +23,15 @@ import torch
 from torch import Tensor, nn, optim
 
 from lowtide.analysis.key import graph_key
-from lowtide.capture import capture
 from lowtide.capture.binding import Binding, Seen, address_of, group_members
-from lowtide.capture.counted import draw_by_counter
+from lowtide.capture.counted import captured
 from lowtide.capture.fingerprint import Fingerprint, same
 from lowtide.capture.guards import Guards, attributes_of
 from lowtide.capture.internals import pytree
 from lowtide.capture.program import Program
 from lowtide.capture.recorder import meta_of
-from lowtide.capture.recording import modules_of, named_tensors
+from lowtide.capture.recording import named_tensors
 from lowtide.capture.result import Constant, Result
-from lowtide.capture.twins import walk_modules
 from lowtide.capture.update import Update, Updates, body_of, classify
 from lowtide.errors import PlanFileError, Stale, UsageError
 from lowtide.ir.graph import Graph, Node, TensorMeta
@@ -160,7 +158,7 @@ def load_for(path: str | Path, workload: Workload, kind: type[AnyPlan] = Plan) -
     with reading(file):
         recipe = recipe_of(parts)
         key, rng = about["key"], json.loads(parts["program.json"])["rng"]
-    program = capture(workload) if rng == "eager" else draw_by_counter(capture(workload))
+    program = captured(workload, rng)
     if graph_key(program.graph) != key:
         raise PlanFileError(
             f"the plan in {file} was made for another workload ({about.get('workload', 'unknown')})",
@@ -276,10 +274,7 @@ def _binding(
         constants=constants,
         training=content["training"],
         groups=group_members(updates) if updates is not None else (),
-        guards=Guards.of(
-            Fingerprint({"model": workload.model, "loss": workload.loss}),
-            [module for _, module in walk_modules(modules_of(workload))],
-        ),
+        guards=Guards.of(Fingerprint({"model": workload.model, "loss": workload.loss}), workload),
     )
     binding.check(workload, updates)
     _check_attributes(content, workload.model)

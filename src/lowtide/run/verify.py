@@ -278,16 +278,14 @@ def _check_training(plan: Plan, workload: Workload, spill: Spill, judge: _Judge,
         for name, tensor in (*_owned(workload), *_state(workload)):
             spill.put(name, tensor)
         homes = {p.untyped_storage().data_ptr() for _, p in _parameters(workload)}
-        shared = {
-            name for name, b in _buffers(workload) if b.untyped_storage().data_ptr() in homes
-        }  # updated
+        shared = {name for name, b in _buffers(workload) if b.untyped_storage().data_ptr() in homes}
         start.restore()
         _compare_gradients(spill, judge, loss, other)
         judge.demand(
             torch.equal(random_state, torch.get_rng_state()), "the random generator ends in another state"
         )
         for name, tensor in _buffers(workload):
-            if name not in shared:
+            if name not in shared:  # else the update has changed it
                 judge.compare(name, spill.get(name), tensor)
         other.rewind(start)
         _check_update(workload, spill, judge, other)

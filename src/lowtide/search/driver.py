@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from lowtide.capture import Program, capture
-from lowtide.capture.counted import draw_by_counter
+from lowtide.capture.counted import captured
 from lowtide.cost.devices import device_named
 from lowtide.errors import Infeasible, UsageError
 from lowtide.fusion.kernels import Foundry
@@ -65,8 +65,7 @@ def optimize(
     with _threads(threads):
         clock = _Clock(seconds, on_progress)
         clock.enter("capture")
-        program = capture(workload) if rng == "eager" else draw_by_counter(capture(workload))
-        frontier = Frontier(_setting(program, clock, seed, device, fuse), clock)
+        frontier = Frontier(_setting(captured(workload, rng), clock, seed, device, fuse), clock)
         return frontier.search(_limit(frontier.setting, memory, latency))
 
 

@@ -23,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +30,8 @@ from typing import Any
 
 import torch
 
-from lowtide.fusion.kernels import kernels_for
-from lowtide.run.measure import plan_step
+from lowtide.fusion.kernels import compile_plan
+from lowtide.run.measure import plan_step, repeated, time_of
 from lowtide.run.native import run_step
 from lowtide.run.plan import Plan
 from lowtide.run.resident import high_water_bytes, reset_high_water, resident_bytes, trim_heap
@@ -103,7 +102,7 @@ def _measure(spec: str, threads: int, seconds: float, plan: str | None = None) -
     workload = load_workload(spec)
     loaded = load_for(plan, workload) if plan is not None else None
     if loaded is not None:
-        loaded.use_kernels(kernels_for(loaded.graph, keep=loaded.recipe.derivation is not None))
+        compile_plan(loaded)
     step = plan_step(loaded, workload) if loaded is not None else partial(run_step, workload)
     step()
     if loaded is not None:
@@ -112,12 +111,7 @@ def _measure(spec: str, threads: int, seconds: float, plan: str | None = None) -
     before = resident_bytes() if reset_high_water() else None
     step()
     after = high_water_bytes()
-    times: list[float] = []
-    stop = time.perf_counter() + seconds
-    while not times or (len(times) < _MOST_RUNS and time.perf_counter() < stop):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
+    times = repeated(lambda: time_of(step), seconds, 1, _MOST_RUNS)
     rise = None if before is None or after is None else max(0, after - before)
     return Fresh(rise, statistics.median(times), len(times))
 

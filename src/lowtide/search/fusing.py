@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 
 from lowtide.analysis.key import graph_key, node_key
 from lowtide.analysis.parts import deliveries, terms_of
-from lowtide.analysis.timeline import timeline
 from lowtide.fusion.kernels import Foundry
 from lowtide.fusion.planner import Limits, plan_blocks
 from lowtide.fusion.profit import Pricing
@@ -35,7 +34,7 @@ from lowtide.ir.extract import extract
 from lowtide.run.kernels import KernelCall
 from lowtide.schedule.heuristics import best_schedule
 from lowtide.search.estimator import Estimator
-from lowtide.search.levels import Realised, reordered
+from lowtide.search.levels import Realised, best_order, reordered
 from lowtide.search.outcome import Move
 from lowtide.transforms import fuse
 
@@ -164,15 +163,9 @@ class Fuser:
 
     def _scheduled(self, graph: Graph) -> Realised:
         graph = self._bodies_scheduled(graph)
-        facts, costs = self.estimator.facts(graph), self.estimator.costs(graph)
-        orders = [
-            tuple(node.id for node in graph.nodes),
-            tuple(best_schedule(graph, facts, inplace=True).order),
-        ]
-        curves = [timeline(graph, order, facts, inplace=True) for order in orders]
-        best = min(range(len(orders)), key=lambda index: curves[index].peak_above_bytes)
+        costs = self.estimator.costs(graph)
         seconds = sum(costs.get(node.id, 0.0) for node in graph.nodes)
-        return Realised(graph, orders[best], curves[best], seconds)
+        return Realised(graph, *best_order(graph, self.estimator.facts(graph)), seconds)
 
     def _bodies_scheduled(self, graph: Graph) -> Graph:
         def scheduled(node: Node) -> Node:

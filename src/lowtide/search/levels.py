@@ -358,11 +358,15 @@ def _decided(
     graph = reordered(graph, [node.id for node in level.graph.nodes])
     chosen = _same_storages(level.graph, graph, point.chosen)
     graph = remat.apply(graph, remat.RematCandidate(chosen, level.late)).graph
-    facts = estimator.facts(graph)
+    return graph, *best_order(graph, estimator.facts(graph))
+
+
+def best_order(graph: Graph, facts: Facts) -> tuple[tuple[int, ...], Timeline]:
+    """Program order or a fresh schedule, whichever needs less, with its timeline."""
     orders = [tuple(node.id for node in graph.nodes), tuple(best_schedule(graph, facts, inplace=True).order)]
     curves = [timeline(graph, order, facts, inplace=True) for order in orders]
     best = min(range(len(orders)), key=lambda index: curves[index].peak_above_bytes)
-    return graph, orders[best], curves[best]
+    return orders[best], curves[best]
 
 
 def _run_as(graph: Graph, choice: Choice, estimator: Estimator) -> Graph:

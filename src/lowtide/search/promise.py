@@ -171,7 +171,7 @@ class _Promise:
     def within_memory(self) -> Outcome:
         """Fastest first among the points that fit, or do when fused."""
         spots = self.explorer.spots()
-        near = [spot for spot in spots if spot.point.peak_bytes <= self._bound_bytes * 1.02]
+        near = [spot for spot in spots if spot.point.peak_bytes <= self._most_bytes * 1.02]
         near.sort(key=lambda spot: (spot.point.latency_s, spot.point.peak_bytes))
         for spot in [*self._fitting_fused(spots), *near]:
             found = self.try_spot(spot)
@@ -186,19 +186,14 @@ class _Promise:
     @property
     def _most_bytes(self) -> int:
         """Bytes above resident that no plan may take: the limit's, or eager's."""
-        most = self.limit.memory_bytes or self.setting.eager.peak_bytes
-        return most - self.setting.resident_bytes
-
-    @property
-    def _bound_bytes(self) -> int:
-        assert self.limit.memory_bytes is not None
-        return self.limit.memory_bytes - self.setting.resident_bytes
+        limit = self.limit.memory_bytes
+        return (self.setting.eager.peak_bytes if limit is None else limit) - self.setting.resident_bytes
 
     def _fitting_fused(self, spots: Sequence[Spot]) -> list[Spot]:
         """Points above the bound whose fused form is predicted to fit, fastest first (found by halving)."""
         if self.setting.fuser is None:
             return []
-        low, high = self._bound_bytes * 1.02, self._bound_bytes * FUSED_SLACK
+        low, high = self._most_bytes * 1.02, self._most_bytes * FUSED_SLACK
         above = sorted(
             (s for s in spots if low < s.point.peak_bytes <= high), key=lambda s: s.point.peak_bytes
         )
@@ -207,7 +202,7 @@ class _Promise:
         while first < last and time.monotonic() - started < FUSED_SECONDS:
             middle = (first + last) // 2
             form = next(self.workshop.trials(above[middle]))
-            if form.fused and form.above_bytes <= self._bound_bytes:
+            if form.fused and form.above_bytes <= self._most_bytes:
                 first = middle + 1
             else:
                 last = middle
@@ -323,7 +318,7 @@ class _Promise:
     def _fits(self, trial: Trial) -> bool:
         if self.limit.memory_bytes is None:
             return True
-        likely = trial.above_bytes <= self._bound_bytes
+        likely = trial.above_bytes <= self._most_bytes
         return likely and trial.plan.predicted_peak_bytes <= self.limit.memory_bytes
 
     def _more_careful(self, spot: Spot, plain: Trial) -> list[Trial]:
@@ -362,8 +357,9 @@ class _Promise:
             return None
         self.enter("measure")
         measured = measure_plan(plan, program.workload, brief=True)
-        pairs = unpaired(eager, measured)
-        if self.limit.latency_ratio is not None:
+        if self.limit.latency_ratio is None:
+            pairs = unpaired(eager, measured)
+        else:
             pairs = compare_latency(eager, program, plan, measured, brief=True)
         plan.release()
         self.ran = _Ran(trial, verdict, measured, pairs)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lowtide.errors import LowtideError
-from lowtide.fusion.kernels import kernels_for
+from lowtide.fusion.kernels import compile_plan
 from lowtide.run.measure import measure_plan, plan_step
 from lowtide.run.plan import Plan
 from lowtide.run.saved import load_for
@@ -26,7 +26,7 @@ __all__ = ["load_compiled", "run_saved"]
 def load_compiled(path: Path, workload: Workload) -> Plan:
     """The plan in `path`, its fused groups as kernels.  Raises PlanFileError, CaptureError."""
     plan: Plan = load_for(path, workload, Plan)
-    plan.use_kernels(kernels_for(plan.graph, keep=plan.recipe.derivation is not None))
+    compile_plan(plan)
     return plan
 
 

@@ -194,4 +194,4 @@ def _cut_bytes(graph: Graph, node: Node, axis: Axis) -> int:
 
 def _bytes_of(graph: Graph, value: int) -> int:
     meta = graph.values[value].meta
-    return meta.numel * meta.dtype.itemsize
+    return meta.nbytes

@@ -52,29 +52,26 @@ def compacted(graph: Graph) -> Graph:
         each
         for storage in graph.storages.values()
         if not storage.role.resident and storage.id not in written
-        for each in _slices(graph, place, storage.id)
+        if (each := _late_slice(graph, place, storage.id)) is not None
     ]
     return _copied(graph, found) if found else graph
 
 
-def _slices(graph: Graph, place: Mapping[int, int], storage: int) -> list[_Slice]:
-    """The slices of one storage that outlive the rest; at most one, of those that are read last."""
+def _late_slice(graph: Graph, place: Mapping[int, int], storage: int) -> _Slice | None:
+    """The slice of one storage that is read last, if it outlives the rest."""
     uses = {
         value: [reader for reader in graph.readers[value] if not graph.is_view(graph.node[reader])]
         for value in graph.views_of[storage]
     }
     ends = {value: max(place[reader] for reader in readers) for value, readers in uses.items() if readers}
     if len(ends) < 2:
-        return []
+        return None
     *_, second, last = sorted(ends, key=ends.__getitem__)
-    spared = (
-        graph.storages[storage].nbytes
-        - graph.values[last].meta.numel * graph.values[last].meta.dtype.itemsize
-    )
+    spared = graph.storages[storage].nbytes - graph.values[last].meta.nbytes
     if spared < LEAST_BYTES or ends[last] - ends[second] < LEAST_STEPS:
-        return []
+        return None
     late = frozenset(reader for reader in uses[last] if place[reader] > ends[second])
-    return [_Slice(last, graph.nodes[ends[second]].id, late)]
+    return _Slice(last, graph.nodes[ends[second]].id, late)
 
 
 def _copied(graph: Graph, slices: list[_Slice]) -> Graph:
